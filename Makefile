@@ -22,7 +22,7 @@ help:  ## Show this list
 	@echo
 	@echo "  Examples: make run ARGS='seed=3 run.iterations=20'    make run CONFIG=my.yaml    make test ARGS='-k config'"
 
-run:  ## Train the main job: MetaWorld reach-v3 from state observations, about a minute
+run:  ## Train the default experiment: MetaWorld reach-v3 from state observations, about a minute
 	@$(SETUP) metaworld
 	@$(BIN)/embodyrl run $(if $(CONFIG),"$(CONFIG)") $(ARGS)
 
@@ -54,13 +54,13 @@ setup:  ## Set up .venv for run, test, check and bench, and stop there
 	@$(SETUP) metaworld maniskill vla data dev
 
 all-extras:  ## Set up .venv with every simulator, model and tool
-	@$(SETUP) metaworld maniskill libero mujoco pusht robotics aloha hil dm_control robosuite vla bnb data ray figures dev
+	@$(SETUP) metaworld maniskill libero mujoco pusht robotics aloha hil dm-control robosuite vla bnb data ray figures dev
 
 libero:  ## Set up .venv with LIBERO
 	@$(SETUP) libero
 
 simulators:  ## Set up .venv with MuJoCo locomotion, PushT, Fetch and Adroit, ALOHA, gym-hil, dm_control and robosuite
-	@$(SETUP) mujoco pusht robotics aloha hil dm_control robosuite
+	@$(SETUP) mujoco pusht robotics aloha hil dm-control robosuite
 
 clean:  ## Remove caches and build leftovers (keeps .venv and runs)
 	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

@@ -180,11 +180,11 @@ def mutant(seed: int, number: int) -> Mutant:
     for _ in range(draw.choice([1, 1, 1, 2, 3, 4])):
         kind = draw.random()
         if kind < 0.65:
-            text = _broken_text(draw, text)
+            text = broken_text(draw, text)
         elif kind < 0.75:
             name, group = draw.choice(groups())
             folder, _, _ = name.removesuffix(".yaml").partition("/")
-            files[f"{folder}/mutated.yaml"] = _broken_text(draw, group)
+            files[f"{folder}/mutated.yaml"] = broken_text(draw, group)
             text = re.sub(rf"(?m)^(\s*- {folder}: ).*$", r"\g<1>mutated", text)
             if f"{folder}: mutated" not in text:
                 text = f"defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, {folder}: mutated]\n{text}"
@@ -193,7 +193,7 @@ def mutant(seed: int, number: int) -> Mutant:
     return Mutant({"main.yaml": text, **files}, overrides)
 
 
-def _broken_text(draw: random.Random, text: str) -> str:
+def broken_text(draw: random.Random, text: str) -> str:
     """`text` with one mistake in it."""
     lines = text.splitlines() or [""]
     at = draw.randrange(len(lines))

@@ -117,19 +117,20 @@ def algorithms() -> None:
 def soft_actor_critic() -> None:
     """Success over env steps, a line per seed, beside Stable-Baselines3."""
     found = read("sac")
+    episodes = found["episodes"]["metaworld_reach_sac"]
     runs = [run for run in found["runs"] if run["job"] == "metaworld_reach_sac"]
     series = []
     for number, (who, name) in enumerate(NAMES.items()):
         for seed, run in enumerate(each for each in runs if each["who"] == who):
             places = [(point["env_steps"], point["success"]) for point in run["points"]]
-            series.append(points(name if seed == 0 else "", places, found["episodes"], number))
+            series.append(points(name if seed == 0 else "", places, episodes, number))
             series.append(line("", places, number, faint=True))
     with figure(size=(6.2, 3.2)) as (drawn, axes):
         axes.axhline(GOAL, color="#8a94a6", lw=0.8, ls="--")
         draw(axes, series, x_label="env steps", percent=True, whole=True)
         axes.set_ylabel("success")
         axes.set_title(
-            f"{found['episodes']} episodes per point, 95 % intervals; a line per seed; dashed: {GOAL:.0%}",
+            f"{episodes} episodes per point, 95 % intervals; a line per seed; dashed: {GOAL:.0%}",
             fontsize=8,
             loc="left",
         )

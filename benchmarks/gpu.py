@@ -7,8 +7,9 @@
 Nothing here has been run on a GPU yet; only the tiny scale has, on a CPU and on the tests' stand-in for a GPU.
 
 Models have the published size and random weights made on the device, so that nothing is downloaded. Every group of rows
-is measured by a process of its own, so that one that fails leaves the others alone. Each row is in the JSON file as
-soon as it is measured, and a second call goes on with groups that are missing or failed. Each row says its bound: how
+is measured by a process of its own. A row that cannot be measured says why, and leaves the others alone. Each row is
+in the JSON file as soon as it is measured, and a second call continues with groups that lack some. Each row says its
+bound: how
 fast it could be if one resource were used perfectly. `share` is the bound's time over the measured one (1 is perfect).
 
 - decide: `HybridEngine.act`. Bound: its arithmetic at the device's matrix peak, or reading all weights once at its
@@ -27,14 +28,20 @@ import argparse
 import dataclasses
 import gc
 import json
+import os
 import subprocess
 import sys
 import time
+import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+# So that a checkout can be measured without being installed, also in the processes of simulators.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (sys.path[0], os.environ.get("PYTHONPATH"))))
 
 import mode_switch
 import numpy as np
@@ -45,7 +52,7 @@ from vla_real_size import MODELS, TASK_DESCRIPTION, Setup, count_flops, matrix_p
 import embodyrl
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import EngineConfig
-from embodyrl.errors import UserError
+from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.files import write_whole
 from embodyrl.planning.dry_run import trace
 from embodyrl.planning.memory import Learning, train_need
@@ -83,13 +90,35 @@ def sheet(setup: Setup) -> tuple[float, float] | None:
     return next((values for key, values in SHEETS.items() if key in name), None)
 
 
+def attempted(what: str, measure: Callable[[], Row]) -> Row:
+    """A row, or why it cannot be measured; the log has the traceback."""
+    gc.collect()  # what the row before has left
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    try:
+        return {"what": what} | measure()
+    except Exception as error:
+        traceback.print_exc()
+        return {"what": what, "failed": reason_of(error)}
+
+
+def reason_of(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
 def measure_peak(options: Namespace) -> Iterator[Row]:
     """The device's matrix product and memory."""
     setup = setup_of(options)
     limits = sheet(setup) or (None, None)
-    found = (("matrix product", matrix_peak(setup), "FLOP/s"), ("memory copy", memory_bandwidth(setup), "byte/s"))
-    for (what, value, unit), limit in zip(found, limits, strict=True):
-        yield {"what": what, unit: value, "bound": limit, "bound_is": "data sheet", "share": limit and value / limit}
+    measured = (("matrix product", matrix_peak, "FLOP/s"), ("memory copy", memory_bandwidth, "byte/s"))
+    for (what, measure, unit), limit in zip(measured, limits, strict=True):
+
+        def row(measure: Callable[[Setup], float] = measure, unit: str = unit, limit: float | None = limit) -> Row:
+            value = measure(setup)
+            return {unit: value, "bound": limit, "bound_is": "data sheet", "share": limit and value / limit}
+
+        yield attempted(what, row)
 
 
 def measure_decisions(options: Namespace) -> Iterator[Row]:
@@ -104,26 +133,51 @@ def measure_decisions(options: Namespace) -> Iterator[Row]:
         {name: value for name in names} for value in ((False, True) if names else (False,))
     ]
     for settings in variants:
-        engine = setup.engine(**settings)
-        for batch in [1, 4] if setup.tiny else [1, 4, 16, 64]:
-            observation = setup.observe(batch)
-            decide = partial(engine.act, observation, "train")
-            with engine.rollout_mode():
-                for _ in range(2):  # the second is recorded as a graph
-                    decide()
-                seconds = setup.seconds(decide)
-            arithmetic, reading = batch * flops / peak, held / bandwidth
-            bound = max(arithmetic, reading)
-            yield {
-                "what": f"batch {batch}{', CUDA graphs' if any(settings.values()) else ''}",
-                "decisions/s": batch / seconds,
-                "bound": batch / bound,
-                "bound_is": "arithmetic at the matrix peak" if arithmetic > reading else "reading the weights once",
-                "share": bound / seconds,
-                "peak_gb": setup.peak_memory(),
-                "warning": engine.graphs.warning,
-            }
-        del engine
+        yield from decisions_of(setup, settings, arithmetic=flops / peak, reading=held / bandwidth)
+
+
+def decisions_of(setup: Setup, settings: dict[str, Any], *, arithmetic: float, reading: float) -> Iterator[Row]:
+    """Decisions of one engine, which has ended with them, so that the next one finds the memory free.
+
+    Args:
+        setup: the model.
+        settings: of the engine.
+        arithmetic: least time of a decision by its arithmetic [s].
+        reading: least time of any number of them, in which all weights are read once [s].
+    """
+    title = "CUDA graphs" if any(settings.values()) else ""
+    made: list[HybridEngine] = []
+
+    def make() -> Row:
+        made.append(setup.engine(**settings))
+        return {}
+
+    ready = attempted(title or "without CUDA graphs", make)
+    if "failed" in ready:
+        yield ready
+        return
+    [engine] = made
+
+    def row(batch: int) -> Row:
+        setup.peak_memory()
+        decide = partial(engine.act, setup.observe(batch), "train")
+        with engine.rollout_mode():
+            for _ in range(2):  # the second is recorded as a graph
+                decide()
+            seconds = setup.seconds(decide)
+        bound = max(batch * arithmetic, reading)
+        is_arithmetic = batch * arithmetic > reading
+        return {
+            "decisions/s": batch / seconds,
+            "bound": batch / bound,
+            "bound_is": "arithmetic at the matrix peak" if is_arithmetic else "reading the weights once",
+            "share": bound / seconds,
+            "peak_gb": setup.peak_memory(),
+            "warning": engine.graphs.warning,
+        }
+
+    for batch in [1, 4] if setup.tiny else [1, 4, 16, 64]:
+        yield attempted(", ".join(filter(None, (f"batch {batch}", title))), partial(row, batch))
 
 
 def measure_updates(options: Namespace) -> Iterator[Row]:
@@ -133,12 +187,12 @@ def measure_updates(options: Namespace) -> Iterator[Row]:
     _, flops = count_flops(blank, setup.observe)
     tokens, peak = blank.tokens_per_observation(TASK_DESCRIPTION), matrix_peak(setup)
     samples, micro = (2, 1) if setup.tiny else (32, 8)
-    for what in ("lora", "full"):
-        gc.collect()  # the engine before
+
+    def row(what: str) -> Row:
         chosen = Namespace(samples=samples, micro_batch=micro, keep_activations=False)
         row = measure_learning(setup, what, chosen, flops, tokens, peak)
         planned = planned_bytes(setup, what, samples, micro)
-        row |= {"what": what, "planned_gb": planned / 1e9}
+        row |= {"planned_gb": planned / 1e9}
         if "failed" not in row:
             arithmetic = (2 if what == "lora" else 3) * flops * samples / peak
             row |= {
@@ -148,7 +202,10 @@ def measure_updates(options: Namespace) -> Iterator[Row]:
                 "share": arithmetic / row["seconds"],
                 "planned_over_measured": row["peak_gb"] and planned / 1e9 / row["peak_gb"],
             }
-        yield row
+        return row
+
+    for what in ("lora", "full"):
+        yield attempted(what, partial(row, what))
 
 
 def planned_bytes(setup: Setup, what: str, samples: int, micro: int) -> int:
@@ -209,25 +266,27 @@ def steps_per_second(source: str, num_envs: int, overrides: list[str], chunks: i
 def measure_simulation(options: Namespace) -> Iterator[Row]:
     """ManiSkill's simulation on the GPU, by envs; on a CPU the one there."""
     tiny, gpu = options.scale == "tiny", options.device == "cuda"
-    for num_envs in [2] if tiny else [64, 512, 2048]:
+
+    def row(num_envs: int) -> Row:
         sim = ["env.sim=gpu"] if gpu else []
         speed = steps_per_second("maniskill/push_cube", num_envs, sim, 2 if tiny else 20)
-        yield {"what": f"PushCube, {num_envs} envs", "steps/s": speed, "bound": None, "bound_is": "none is known"}
+        return {"steps/s": speed, "bound": None, "bound_is": "none is known"}
+
+    for num_envs in [2] if tiny else [64, 512, 2048]:
+        yield attempted(f"PushCube, {num_envs} envs", partial(row, num_envs))
 
 
 def measure_rendering(options: Namespace) -> Iterator[Row]:
     """Simulation with rendered images, and without."""
     tiny = options.scale == "tiny"
     slots, chunks = (2, 1) if tiny else (16, 6)
-    for source, camera in (("metaworld/reach_rgb", "corner2"), ("libero/spatial", "agentview")):
+
+    def row(source: str, camera: str) -> Row:
         plain, seen = (steps_per_second(source, slots, [f"env.cameras=[{each}]"], chunks) for each in ("", camera))
-        yield {
-            "what": f"{source}, {slots} envs, one image per 8 steps",
-            "steps/s": seen,
-            "bound": plain,
-            "bound_is": "the same without images",
-            "share": seen / plain,
-        }
+        return {"steps/s": seen, "bound": plain, "bound_is": "the same without images", "share": seen / plain}
+
+    for source, camera in (("metaworld/reach_rgb", "corner2"), ("libero/spatial", "agentview")):
+        yield attempted(f"{source}, {slots} envs, one image per 8 steps", partial(row, source, camera))
 
 
 def measure_run(options: Namespace) -> Iterator[Row]:
@@ -238,13 +297,13 @@ def measure_run(options: Namespace) -> Iterator[Row]:
     images = ["model=gr00t", "env.cameras=[base_camera]", "env.num_envs=128", "rollout.chunk_size=4"]
     images += ["run.iterations=15", "run.eval_every=5", "rollout.num_chunks=12", "algorithm.epochs=2"]
     small = ["run.iterations=1", "env.num_envs=2", "rollout.num_chunks=4", "eval.episodes=2", "algorithm.minibatches=1"]
-    for name, settings in (("states, MLP", states), ("images, tiny GR00T", images)):
+
+    def row(name: str, settings: list[str]) -> Row:
         folder = Path(options.work) / name.replace(", ", "-").replace(" ", "-").lower()
         chosen = [*common, *settings, *(small if tiny else []), f"run.dir={folder}-{time.time_ns()}"]
         run = embodyrl.train("experiment/maniskill_push_cube", overrides=chosen, progress=False)
         curve = {key: each["eval/success_once"] for key, each in run.summary["evaluations"].items()}
-        yield {
-            "what": f"PushCube from {name}",
+        return {
             "success_by_iteration": curve,
             "wall_s": run.summary["wall_s"],
             "steps/s": run.summary["env_steps_per_s"],
@@ -252,6 +311,9 @@ def measure_run(options: Namespace) -> Iterator[Row]:
             "bound_is": "every episode succeeds",
             "share": max(curve.values(), default=0.0),
         }
+
+    for name, settings in (("states, MLP", states), ("images, tiny GR00T", images)):
+        yield attempted(f"PushCube from {name}", partial(row, name, settings))
 
 
 GROUPS: dict[str, tuple[Callable[[Namespace], Iterator[Row]], float]] = {
@@ -274,9 +336,9 @@ def run_group(name: str, options: Namespace) -> None:
         try:
             for row in measure(options):
                 print(json.dumps(row), file=file, flush=True)
-        except (UserError, RuntimeError, torch.cuda.OutOfMemoryError) as error:  # the table says so, and goes on
-            failed = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            print(json.dumps({"what": "not measured", "failed": failed}), file=file)
+        except Exception as error:  # the table says so, and continues
+            traceback.print_exc()
+            print(json.dumps({"what": "not measured", "failed": reason_of(error)}), file=file)
 
 
 def in_own_process(name: str, options: Namespace, seconds: float) -> Iterator[Row]:
@@ -356,7 +418,7 @@ def measure_all(chosen: list[str], options: Namespace) -> None:
         if done is None or any("failed" in row for row in done):
             left = deadline - time.monotonic()
             if left < LEAST_S:
-                print(f"{name}: no time left; the same command goes on from here")
+                print(f"{name}: no time left; the same command continues from here")
                 continue
             print(name)
             groups[name] = [unfinished := {"what": "the rest", "failed": "stopped"}]  # until all rows are there

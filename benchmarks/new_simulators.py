@@ -51,7 +51,6 @@ SAC = {
 JOBS: dict[str, dict[str, Any]] = {
     "mujoco/inverted_pendulum": {**PPO, "run.iterations": 20},
     "robotics/fetch_reach": {**SAC, "run.iterations": 40, "algorithm.gamma": 0.95},
-    "dm_control/cartpole_swingup": {**SAC, "run.iterations": 250, "algorithm.gamma": 0.99},
     "pusht/state": {**PPO, "run.iterations": 30, "algorithm.reward_scale": 0.1},
 }
 """Group of `configs/env` -> the settings that it learns with."""
@@ -135,7 +134,7 @@ COLUMNS = [
 TABLE = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
 TAIL = """- **InvertedPendulum** and **FetchReach** are solved. With 12 iterations instead of 20 the pendulum was
   balanced for 549 of 1000 steps (one seed): the cart drifts off its rail.
-- **cartpole-swingup** learns to swing, and would need a longer run than fits here: 1000 is a pole always upright.
+- **cartpole-swingup** is in [sac.md](sac.md#cartpole), with three seeds.
 - **PushT** does not learn from 60,000 steps: its reward is the share of the mark that the block covers, 0 until they
   touch. That is no fault of the reward, but no evidence for it either.
 - robosuite's Lift was not tried: at 19 ms a step, ten minutes are 30,000 steps.
@@ -144,7 +143,7 @@ TAIL = """- **InvertedPendulum** and **FetchReach** are solved. With 12 iteratio
 
 ```
 python benchmarks/new_simulators.py --jobs mujoco/inverted_pendulum robotics/fetch_reach
-python benchmarks/new_simulators.py --jobs dm_control/cartpole_swingup pusht/state --seeds 1
+python benchmarks/new_simulators.py --jobs pusht/state --seeds 1
 ```
 """
 

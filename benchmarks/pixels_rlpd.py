@@ -44,7 +44,9 @@ def success(run: Path, *, sample: bool = False, blind: bool = False) -> float:
         if blind:
             blindfold(engine.policy)
         noise = evaluation_noise(loaded.config, engine)
-        return evaluate(manager, engine, held_out_episodes(loaded.config), noise=noise).success_once
+        played = evaluate(manager, engine, held_out_episodes(loaded.config), noise=noise)
+        assert played.success_once is not None, "MetaWorld says what success is"
+        return played.success_once
 
 
 def once(name: str, seconds: Seconds, result: Path, *words: str) -> None:

@@ -131,7 +131,7 @@ def empty_policy(config: Config, scale: str) -> Any:
             tasks={task: task for task in config.env.tasks},
             actions=(arm,),
             proprio_dim=8,
-            max_episode_steps=config.env.max_episode_steps,
+            max_episode_steps=config.env.time_limit,
             control_frequency=20.0,
             cameras=tuple(config.env.cameras),
             image_size=(64, 64),

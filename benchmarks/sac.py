@@ -1,12 +1,13 @@
 """Learn by soft actor-critic with embodyrl and with Stable-Baselines3: success (or return) over env steps and seconds.
 
-    python benchmarks/sac.py [--jobs metaworld_reach_sac gym_pendulum_sac] [--seeds 1 2 3]
+    python benchmarks/sac.py [--jobs metaworld_reach_sac gym_pendulum_sac dm_control_swingup_sac] [--seeds 1 2 3]
 
 Both learn with the settings of the shipped experiment: the same simulator, env steps, updates, minibatches, networks,
 rates, discount, temperature and random start, one torch thread; Stable-Baselines3 normalises observations by its own
 running statistics (VecNormalize), and its critics have no LayerNorm. Both are evaluated after the same env steps,
-on held-out start states, with their most likely actions; evaluations are not in the seconds. Seeds take turns. Writes
-benchmarks/results/sac.json as it goes; `benchmarks/sac_report.py` makes docs/results/sac.md of it.
+on held-out start states, with their most likely actions; evaluations are not in the seconds. Seeds take turns. Runs
+that are in benchmarks/results/sac.json are kept, others are added as they end; `benchmarks/sac_report.py` makes
+docs/results/sac.md of it.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ if TYPE_CHECKING:
     from embodyrl.config.schema import Config
 
 RESULTS = Path(__file__).resolve().parent / "results" / "sac.json"
-JOBS = {"metaworld_reach_sac": 13, "gym_pendulum_sac": 10}
-"""Iterations between two evaluations."""
-EPISODES = 200
+JOBS = {"metaworld_reach_sac": (13, 200), "gym_pendulum_sac": (10, 200), "dm_control_swingup_sac": (25, 20)}
+"""Iterations between two evaluations, and episodes of each. Start states of the pole on the cart hardly differ."""
 Point = dict[str, float]
 
 
@@ -39,8 +39,9 @@ def our_run(job: str, seed: int) -> list[Point]:
     """Learn with embodyrl; returns an entry for each evaluation."""
     with tempfile.TemporaryDirectory(prefix="embodyrl-sac-") as folder:
         run_dir = Path(folder) / "run"
-        settings = [f"seed={seed}", f"run.dir={run_dir}", f"run.eval_every={JOBS[job]}", "tracking.sinks=[jsonl]"]
-        command = [sys.executable, "-m", "embodyrl", "run", job, *settings, f"eval.episodes={EPISODES}"]
+        every, episodes = JOBS[job]
+        settings = [f"seed={seed}", f"run.dir={run_dir}", f"run.eval_every={every}", "tracking.sinks=[jsonl]"]
+        command = [sys.executable, "-m", "embodyrl", "run", job, *settings, f"eval.episodes={episodes}"]
         subprocess.run([*command, "run.save_every=0"], check=True, stdout=subprocess.DEVNULL)
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     points, seconds, updates = [], 0.0, 0.0
@@ -105,13 +106,15 @@ def peer(job: str, seed: int) -> list[Point]:
         device="cpu",
     )
     model.set_logger(Logger(folder=None, output_formats=[]))
-    points, seconds = [{"env_steps": 0.0, "seconds": 0.0, **evaluate(model, venv, config)}], 0.0
-    every, total = JOBS[job] * chunks * envs, config.run.iterations * chunks * envs
+    iterations, episodes = JOBS[job]
+    points, seconds = [{"env_steps": 0.0, "seconds": 0.0, **evaluate(model, venv, config, episodes)}], 0.0
+    every, total = iterations * chunks * envs, config.run.iterations * chunks * envs
     while (done := model.num_timesteps) < total:
         start = time.monotonic()
         model.learn(min(every, total - done), reset_num_timesteps=done == 0)
         seconds += time.monotonic() - start
-        points.append({"env_steps": model.num_timesteps, "seconds": round(seconds, 1), **evaluate(model, venv, config)})
+        found = evaluate(model, venv, config, episodes)
+        points.append({"env_steps": model.num_timesteps, "seconds": round(seconds, 1), **found})
     return points
 
 
@@ -129,16 +132,29 @@ def make_env(config: Config, index: int) -> Any:
         return make_our_env(config, index)
     import gymnasium
 
-    env = gymnasium.make(config.env.tasks[0], max_episode_steps=config.env.max_episode_steps)
+    env = gymnasium.wrappers.TimeLimit(make_bare(config), config.env.time_limit)
     return gymnasium.wrappers.TransformReward(env, lambda reward: float(reward) * config.algorithm.reward_scale)
 
 
-def evaluate(model: Any, venv: Any, config: Config) -> Point:
+def make_bare(config: Config) -> Any:
+    """Make an environment of a job, without a time limit of its own; observations are flat."""
+    import gymnasium
+
+    from embodyrl.envs.gymnasium.adapters import control
+
+    [task] = config.env.tasks
+    if config.env.name == "dm_control":
+        control.load()
+        return gymnasium.wrappers.FlattenObservation(control.make(task))
+    return gymnasium.make(task, max_episode_steps=-1)
+
+
+def evaluate(model: Any, venv: Any, config: Config, episodes: int) -> Point:
     """Play held-out episodes with the most likely actions; returns success and mean return."""
     successes, returns = [], []
-    for number in range(EPISODES):
+    for number in range(episodes):
         solved, total, observation, step = episode(config, config.eval.first_start_state + number)
-        for _ in range(config.env.max_episode_steps):
+        for _ in range(config.env.time_limit):
             action, _ = model.predict(venv.normalize_obs(observation), deterministic=True)
             observation, reward, success = step(action)
             solved |= success
@@ -164,9 +180,8 @@ def episode(config: Config, start_state: int) -> tuple[bool, float, Any, Any]:
             return slot.observe()[1], transition.reward, transition.success
 
         return False, 0.0, slot.observe()[1], step
-    import gymnasium
-
-    env = _SLOTS.setdefault(config.env.tasks[0], gymnasium.make(config.env.tasks[0]))
+    task = config.env.tasks[0]
+    env = _SLOTS[task] = _SLOTS.get(task) or make_bare(config)
     observation, _ = env.reset(seed=start_state)
 
     def step_env(action: Any) -> tuple[Any, float, bool]:
@@ -193,15 +208,18 @@ def main() -> None:
     import torch
 
     found: dict[str, Any] = {
-        "episodes": EPISODES,
+        "episodes": {job: episodes for job, (_, episodes) in JOBS.items()},
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "versions": {"torch": torch.__version__, "stable_baselines3": stable_baselines3.__version__},
-        "runs": [],
+        "runs": json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else [],
     }
+    there = {(run["job"], run["who"], run["seed"]) for run in found["runs"]}
     for job in arguments.jobs:
         for seed in arguments.seeds:
             for who, learn in (("embodyrl", our_run), ("sb3", their_run)):
+                if (job, who, seed) in there:
+                    continue
                 points = learn(job, seed)
                 load = round(os.getloadavg()[0], 1)
                 found["runs"].append({"job": job, "who": who, "seed": seed, "load_average": load, "points": points})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any
 
 from embodyrl.tracking.intervals import wilson_interval
@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
 PAGE = ROOT / "benchmarks" / "pages" / "sac.md"
 GOAL = 0.9
+QUANTILES = {3: 4.303, 5: 2.776}
+"""97.5 % quantiles of Student's t, by the number of seeds."""
 NAMES = {"embodyrl": "embodyrl", "sb3": "Stable-Baselines3"}
 
 
@@ -25,31 +27,36 @@ def reached(points: list[dict[str, float]]) -> dict[str, float] | None:
     return next((point for point in points if point["success"] >= GOAL), None)
 
 
+def interval(numbers: list[float]) -> str:
+    """Return the mean of seeds with its 95 % interval, by Student's t."""
+    half = QUANTILES[len(numbers)] * stdev(numbers) / len(numbers) ** 0.5
+    return f"{mean(numbers):.0f} [{mean(numbers) - half:.0f}, {mean(numbers) + half:.0f}]"
+
+
 def table_of_reach(runs: list[dict[str, Any]], episodes: int) -> str:
     """Return a row for each run."""
     lines = [
-        f"| | seed | env steps to {GOAL:.2f} | seconds to {GOAL:.2f} | success at the end | seconds in all |",
-        "|---|---|---|---|---|---|",
+        f"| | seed | env steps to {GOAL:.2f} | success at the end |",
+        "|---|---|---|---|",
     ]
     for run in sorted(runs, key=lambda run: (run["who"], run["seed"])):
         first, last = reached(run["points"]), run["points"][-1]
         low, high = wilson_interval(round(last["success"] * episodes), episodes)
-        steps, seconds = (f"{first['env_steps']:,.0f}", f"{first['seconds']:.0f}") if first else ("not", "not")
-        success = f"{last['success']:.2f} [{low:.2f}, {high:.2f}]"
-        cells = (NAMES[run["who"]], str(run["seed"]), steps, seconds, success, f"{last['seconds']:.0f}")
+        steps = f"{first['env_steps']:,.0f}" if first else "not"
+        cells = (NAMES[run["who"]], str(run["seed"]), steps, f"{last['success']:.2f} [{low:.2f}, {high:.2f}]")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def table_of_pendulum(runs: list[dict[str, Any]]) -> str:
-    """Return a row for each contender."""
+def table_of_returns(runs: list[dict[str, Any]]) -> str:
+    """Return a row for each contender, with the returns of its seeds in the middle and at the end."""
     middle = len(runs[0]["points"]) // 2
-    lines = [f"| | after {runs[0]['points'][middle]['env_steps']:,.0f} | at the end | seconds |", "|---|---|---|---|"]
+    lines = [f"| | after {runs[0]['points'][middle]['env_steps']:,.0f} | at the end | mean |", "|---|---|---|---|"]
     for who, name in NAMES.items():
-        own = [run["points"] for run in runs if run["who"] == who]
-        half, end = (", ".join(f"{points[at]['return']:.0f}" for points in own) for at in (middle, -1))
-        seconds = ", ".join(f"{points[-1]['seconds']:.0f}" for points in own)
-        lines.append(f"| {name} | {half} | {end} | {seconds} |")
+        own = [run["points"] for run in sorted(runs, key=lambda run: run["seed"]) if run["who"] == who]
+        half, end = ([points[at]["return"] for points in own] for at in (middle, -1))
+        cells = [", ".join(f"{each:.0f}" for each in column) for column in (half, end)]
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {interval(end)} |")
     return "\n".join(lines)
 
 
@@ -60,27 +67,29 @@ def main() -> None:
     ppo = json.loads((RESULTS / "learning_metaworld_reach.json").read_text())["runs"]
     reach = [run for run in found["runs"] if run["job"] == "metaworld_reach_sac"]
     pendulum = [run for run in found["runs"] if run["job"] == "gym_pendulum_sac"]
+    cartpole = [run for run in found["runs"] if run["job"] == "dm_control_swingup_sac"]
     half = next(iter(key for key in ppo[0]["success"] if key != "0"))
     assert all(run["success"][half] >= GOAL for run in ppo), "the page says so"
     every = reach[0]["points"][1]["env_steps"] - reach[0]["points"][0]["env_steps"]
     rows = [f"| {name} | {row['cpu_ms']:.1f} |" for name, row in update["median"].items()]
     text = PAGE.read_text().format(
         seeds=len({run["seed"] for run in reach}),
-        episodes=found["episodes"],
+        episodes=found["episodes"]["metaworld_reach_sac"],
         goal=GOAL,
         every=round(every),
-        load=f"{min(run['load_average'] for run in reach):g} to {max(run['load_average'] for run in reach):g}",
-        reach=table_of_reach(reach, found["episodes"]),
+        reach=table_of_reach(reach, found["episodes"]["metaworld_reach_sac"]),
         ppo_steps=round(ppo[0]["env_steps"] * int(half) / max(map(int, ppo[0]["success"]))),
-        ppo_all=ppo[0]["env_steps"],
-        ppo_seconds=round(median(run["process_s"] for run in ppo)),
         ours_share=median(
             run["points"][-1]["seconds_of_updates"] / run["points"][-1]["seconds"]
             for run in reach
             if run["who"] == "embodyrl"
         ),
         pendulum_steps=round(pendulum[0]["points"][-1]["env_steps"]),
-        pendulum=table_of_pendulum(pendulum),
+        pendulum=table_of_returns(pendulum),
+        pendulum_episodes=found["episodes"]["gym_pendulum_sac"],
+        cartpole_steps=round(cartpole[0]["points"][-1]["env_steps"]),
+        cartpole_episodes=found["episodes"]["dm_control_swingup_sac"],
+        cartpole=table_of_returns(cartpole),
         rounds=update["rounds"],
         updates=update["updates"],
         update="\n".join(["| | CPU [ms] |", "|---|---|", *rows]),

@@ -93,7 +93,7 @@ def ours(decisions: dict[str, np.ndarray], *, width: int, batch: int, layer_norm
     replay._columns["steps"][0] = 1
     replay._live = np.arange(DECISIONS)
     assert isinstance(engine.policy, SoftPolicy)
-    engine.take_statistics(torch.from_numpy(decisions["proprio"]), engine.policy)
+    engine.add_to_statistics(torch.from_numpy(decisions["proprio"]), engine.policy)
     return lambda count: engine.improve(replay.minibatches(count, batch))
 
 

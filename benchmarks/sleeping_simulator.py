@@ -42,7 +42,7 @@ class Sleeping(SlotSimulator):
             tasks={"sleep": "sleep well"},
             actions=(field,),
             proprio_dim=8,
-            max_episode_steps=config.max_episode_steps,
+            max_episode_steps=config.time_limit,
             control_frequency=20.0,
         )
         super().__init__(spec, num_slots)

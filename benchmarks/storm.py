@@ -145,7 +145,7 @@ class Life:
     hits: int = 0
 
     def begin(self) -> Started:
-        """Start it, or have it go on."""
+        """Start it, or continue it."""
         resumable = (self.path / "checkpoints" / "last").exists()
         if not resumable and self.path.exists():
             shutil.rmtree(self.path)  # as its message says: it has saved nothing

@@ -51,7 +51,9 @@ def success(run: Path, episodes: int, *, swapped: bool = False, blind: bool = Fa
             blindfold(engine.policy)
         noise = evaluation_noise(loaded.config, engine)
         mean = loaded.config.eval.ensemble
-        return evaluate(manager, engine, held_out_episodes(loaded.config), noise=noise, ensemble=mean).success_once
+        played = evaluate(manager, engine, held_out_episodes(loaded.config), noise=noise, ensemble=mean)
+        assert played.success_once is not None, "MetaWorld says what success is"
+        return played.success_once
 
 
 def main() -> None:

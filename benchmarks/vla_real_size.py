@@ -227,7 +227,7 @@ def measure_rollout(setup: Setup, batches: list[int], flops: float, peak: float)
 
 
 def measure_graph(setup: Setup, batches: list[int]) -> list[dict[str, Any]]:
-    """The likeliest decision kernel by kernel and as one CUDA graph: what launching costs. Empty without a GPU."""
+    """The most likely decision kernel by kernel and as one CUDA graph: what launching costs. Empty without a GPU."""
     if setup.device.type != "cuda":
         return []
     engine, rows = setup.engine(), []

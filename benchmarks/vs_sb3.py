@@ -161,7 +161,7 @@ def make_metaworld_env(config: Config, index: int) -> gymnasium.Env[Any, Any]:
         env_name=config.env.tasks[0],
         seed=config.seed + index,
         disable_env_checker=True,
-        max_episode_steps=config.env.max_episode_steps,
+        max_episode_steps=config.env.time_limit,
     )
     scale = config.algorithm.reward_scale
     return gymnasium.wrappers.TransformReward(env, lambda reward: float(reward) * scale)
@@ -180,7 +180,7 @@ def make_our_env(config: Config, index: int) -> gymnasium.Env[Any, Any]:
     assert isinstance(config.env, MetaWorldConfig)
     options = config.env
     task = config.env.tasks[0]
-    limit, start_states, scale = config.env.max_episode_steps, config.env.start_states, config.algorithm.reward_scale
+    limit, start_states, scale = config.env.time_limit, config.env.start_states, config.algorithm.reward_scale
 
     class SlotEnv(gymnasium.Env[Any, Any]):
         observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (39,), np.float32)

@@ -36,7 +36,7 @@ class ZeroCost:
             tasks={"nothing": "do nothing"},
             actions=(ActionField(name="all", meaning="native", unit="1", low=(-1.0,) * ACTION, high=(1.0,) * ACTION),),
             proprio_dim=PROPRIO,
-            max_episode_steps=config.max_episode_steps,
+            max_episode_steps=config.time_limit,
             control_frequency=20.0,
             cameras=tuple(config.cameras) or ("front", "wrist"),
             image_size=(SIZE, SIZE),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ConfigSource,
         Run,
         Sweep,
+        check,
         compare,
         evaluate,
         load_config,
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
     )
     from embodyrl.config import ConfigError
     from embodyrl.envs import EpisodeSpec, Observation
+    from embodyrl.envs.manager import StepResult
     from embodyrl.errors import RunError, UserError
     from embodyrl.runner.callbacks import Callback
     from embodyrl.runner.evaluation import Evaluation
     from embodyrl.runner.playing import Envs, LoadedPolicy
+    from embodyrl.runner.vector import GymnasiumEnvs
 
 _HOMES = {
     **dict.fromkeys(
@@ -37,6 +40,7 @@ _HOMES = {
             "ConfigSource",
             "Run",
             "Sweep",
+            "check",
             "compare",
             "evaluate",
             "load_config",
@@ -52,10 +56,12 @@ _HOMES = {
     ),
     "ConfigError": "config",
     **dict.fromkeys(("EpisodeSpec", "Observation"), "envs"),
+    "StepResult": "envs.manager",
     **dict.fromkeys(("RunError", "UserError"), "errors"),
     "Callback": "runner.callbacks",
     "Evaluation": "runner.evaluation",
     **dict.fromkeys(("Envs", "LoadedPolicy"), "runner.playing"),
+    "GymnasiumEnvs": "runner.vector",
 }
 """Where each name is defined."""
 
@@ -66,13 +72,16 @@ __all__ = [
     "Envs",
     "EpisodeSpec",
     "Evaluation",
+    "GymnasiumEnvs",
     "LoadedPolicy",
     "Observation",
     "Run",
     "RunError",
+    "StepResult",
     "Sweep",
     "UserError",
     "__version__",
+    "check",
     "compare",
     "envs",
     "evaluate",

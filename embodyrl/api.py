@@ -1,4 +1,4 @@
-"""embodyrl from Python: train, resume, sweep, evaluate, load a policy, step simulators."""
+"""embodyrl from Python: train, resume, sweep, evaluate, check, load a policy, step simulators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 import yaml
 
@@ -24,19 +24,20 @@ from embodyrl.config.rules import Rule
 from embodyrl.config.schema import Config
 from embodyrl.config.values import escape
 from embodyrl.envs import SimulatorSpec
-from embodyrl.errors import RunError, UserError, did_you_mean, is_debugging
+from embodyrl.errors import RunError, UserError, did_you_mean, is_debugging, without_controls
 from embodyrl.hub import Kind, fetch, is_hub_name, parse
 from embodyrl.models.saved import from_own_folder
+from embodyrl.registry import PYAV
 from embodyrl.runner.build import Host, build_acting, open_simulators, settings_of_torch_kept
 from embodyrl.runner.callbacks import check_callbacks
-from embodyrl.runner.checkpoint import POLICY, Manifest, find
-from embodyrl.runner.rundir import SOURCES, read_config, read_saved
+from embodyrl.runner.checkpoint import MANIFEST, POLICY, Manifest, Needs, find, to_act, to_verify
+from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, read_config, read_saved, refuse_other_than_run
 from embodyrl.runner.session import Ending, go_on, start
 from embodyrl.runner.start_rules import start_rules
 from embodyrl.runner.stopping import raise_interrupt
-from embodyrl.screen import say, showing
+from embodyrl.screen import counted, say, showing
 from embodyrl.sweeps.axes import Seeds
-from embodyrl.sweeps.folder import read_plan
+from embodyrl.sweeps.folder import SweepError, is_sweep, read_plan
 from embodyrl.sweeps.results import Results, read_results
 from embodyrl.sweeps.session import SweepEnding, Wish
 from embodyrl.sweeps.session import go_on as go_on_with_sweep
@@ -46,17 +47,21 @@ from embodyrl.tracking.report.summary import REPORT_FILE
 from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 
 if TYPE_CHECKING:  # these import torch
+    from embodyrl.checking.promises import Finding
     from embodyrl.evaluation.results import Comparison
     from embodyrl.evaluation.study import Load
     from embodyrl.evaluation.verification import Verification
     from embodyrl.runner.evaluation import Evaluation
     from embodyrl.runner.playing import Envs, LoadedPolicy
+    from embodyrl.runner.vector import GymnasiumEnvs
 
 ConfigSource = str | Path | Mapping[str, Any] | Config | LoadedConfig
 """A config: a YAML file, the name of a shipped experiment, a dict like the contents of such a file, or a loaded config.
 """
 RECORDED_EPISODES = 4
 """Episodes on a video of an evaluation if the config records none."""
+APIS = ("embodyrl", "gymnasium")
+"""Shapes in which `make_envs` offers simulators."""
 IN_PYTHON = "config"
 """Name in messages of a config that is no file."""
 
@@ -83,19 +88,29 @@ def for_users(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class Run:
-    """A finished run: its metrics and its policy, read from its directory on first use.
+    """A run: its metrics and its policy, read from its directory on first use.
 
     Args:
         path: the run directory.
+
+    Raises:
+        UserError: it is none; the text names one that is near.
     """
 
     path: Path
+    _rows: Sequence[dict[str, float]] = ()
+    _spec: SimulatorSpec | None = None
+    _is_own = False
 
+    @for_users
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._rows: list[dict[str, float]] = []
-        self._spec: SimulatorSpec | None = None
-        self._is_own = False
+        if is_sweep(self.path):
+            raise UserError(f"{path} is a sweep of several runs: open it with embodyrl.Sweep({str(path)!r})")
+        refuse_other_than_run(self.path)
+        if (self.path / MANIFEST).exists():
+            run_dir = self.path.resolve().parents[1]
+            raise UserError(f"{path} is a checkpoint: open its run with embodyrl.Run({str(run_dir)!r})")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -107,7 +122,7 @@ class Run:
         NaN also stands for infinity, which JSON cannot hold. Without the sink `jsonl` there are only rows of this
         process."""
         path = self.path / METRICS_FILE
-        own = self._rows
+        own = list(self._rows)
         earlier = read_rows(path)[0] if path.is_file() else []
         first = max(0, len(earlier) - len(own))
         if [row["iteration"] for row in earlier[first:]] == [row["iteration"] for row in own]:
@@ -152,27 +167,30 @@ class Sweep:
 
     Args:
         path: the folder of the sweep.
+
+    Raises:
+        UserError: it is none, or damaged; the text names one that is near.
     """
 
     path: Path
 
+    @for_users
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        if not is_sweep(self.path) and (self.path / CONFIG_FILE).is_file():
+            raise SweepError(f"{path} is no sweep but a single run: open it with embodyrl.Run({str(path)!r})")
+        self._plan = read_plan(self.path)
 
     def __repr__(self) -> str:
         return f"Sweep({str(self.path)!r})"
 
     @cached_property
     def _results(self) -> Results:
-        return read_results(self.path, read_plan(self.path))
+        return read_results(self.path, self._plan)
 
     @property
     def runs(self) -> list[Run]:
-        """The runs that have results, in the order of the sweep.
-
-        Raises:
-            SweepError: the folder is not that of a sweep; also of the other attributes.
-        """
+        """The runs that have results, in the order of the sweep."""
         return [Run(self.path / run.point.name) for run in self._results.runs if run.summary]
 
     @property
@@ -235,6 +253,7 @@ def resume(
     run_dir: str | Path,
     overrides: Sequence[str] = (),
     *,
+    without_replay: bool = False,
     progress: bool = False,
     callbacks: Sequence[object] = (),
     trust: bool = False,
@@ -244,6 +263,8 @@ def resume(
     Args:
         run_dir: the run directory.
         overrides: settings to change, e.g. `["run.iterations=160"]`.
+        without_replay: continue with an empty replay, where the files of the saved one are damaged. The policy acts
+            until there are `algorithm.off_policy.replay.start_after` decisions again.
         progress, callbacks, trust: see `train`.
 
     Raises:
@@ -251,7 +272,8 @@ def resume(
     """
     check_callbacks(callbacks)
     rows = Rows()
-    ending = go_on(Path(run_dir), _checked(overrides), trust=trust, host=_host(progress, rows, callbacks))
+    host = _host(progress, rows, callbacks)
+    ending = go_on(Path(run_dir), _checked(overrides), without_replay=without_replay, trust=trust, host=host)
     return _run(ending, rows)
 
 
@@ -270,7 +292,7 @@ def sweep(
 
     Args:
         config: see `ConfigSource`.
-        overrides: settings, some with several values: `["algorithm.clip_high=0.2,0.28"]`.
+        overrides: settings, some with several values: `["algorithm.loss.clip_high=0.2,0.28"]`.
         seeds: their number, from the config's own on, or a list of them.
         at_once: number of runs at once; None: as many as the machine has room for.
         progress, trust: see `train`.
@@ -346,7 +368,8 @@ def evaluate(
     from embodyrl.runner.evaluation import VideoRecorder, held_out_episodes
 
     settings = loaded.config
-    _say(progress, f"evaluating {place}: {settings.eval.episodes} episodes of {', '.join(settings.env.tasks)}")
+    asked = counted(settings.eval.episodes, "episode")
+    _say(progress, f"evaluating {place}: {asked} of {', '.join(settings.env.tasks)}")
     with showing() if progress else nullcontext(), acting(Part(loaded=loaded, weights=weights)) as (manager, engine):
         chosen = held_out_episodes(settings)
         if video is None:
@@ -358,6 +381,8 @@ def evaluate(
                 result = play_in(manager, engine, settings, chosen, video=recorder)
                 _say(progress, result.line())
             _say(progress, f"recorded the first {recorder.count}: {video}")
+        if result.doubt is not None:
+            _say(progress, f"warning: {result.doubt}")
     return result
 
 
@@ -402,11 +427,11 @@ def compare(
     from embodyrl.evaluation.study import Asked, Study
 
     if resume and out is None:
-        raise UserError("resume=True goes on with the episodes in a folder: name it with out=")
+        raise UserError("resume=True continues with the episodes in a folder: name it with out=")
 
     def policy(named: str | Path) -> tuple[str, Load]:
         place = _saved(named, (), config, trust=trust, progress=progress)[2]
-        return place, lambda texts: _saved(place, texts, config, trust=trust, progress=False)[:2]
+        return place, lambda texts: _saved(place, texts, config, trust=trust, progress=False, again=True)[:2]
 
     asked = Asked(
         overrides=tuple(_wanted(overrides, episodes, sample)),
@@ -435,6 +460,8 @@ def _wanted(overrides: object, episodes: int | None, sample: bool) -> list[str]:
 def _video(path: str | Path | None) -> Path | None:
     if path is not None and Path(path).suffix != ".mp4":
         raise UserError(f"video {path}: videos are MP4 files, so name one that ends in .mp4")
+    if path is not None:
+        PYAV.load(f"video {path}: videos are written")  # not after hours of episodes
     folder = None if path is None else Path(path).parent
     if folder is not None and not folder.is_dir():
         raise UserError(f"video {path}: there is no folder {folder} - run: mkdir -p {folder}")
@@ -454,7 +481,7 @@ def verify(path: str | Path, *, episodes: int | None = None, trust: bool = False
         LockError: there is no lock, it is damaged, or it belongs to something else.
         UserError, RunError: see `train`.
     """
-    loaded, weights, place = _saved(path, (), None, trust=trust, progress=False)
+    loaded, weights, place = _saved(path, (), None, trust=trust, progress=False, needs=to_verify)
 
     from embodyrl.evaluation.verification import verify as compare
     from embodyrl.runner.reproduction import Lock, find_lock
@@ -490,6 +517,38 @@ def write_lock(path: str | Path, *, trust: bool = False) -> Path:
 
 
 @for_users
+def check(
+    config: ConfigSource | None,
+    overrides: Sequence[str] = (),
+    *,
+    timeout_s: float = 60.0,
+    progress: bool = False,
+    trust: bool = False,
+) -> list[Finding]:
+    """Try what the simulator and the model of a config promise, as `embodyrl check` does; returns what came of each
+    promise, those that are broken with `state == "FAIL"`.
+
+    Args:
+        config, overrides: see `train`.
+        timeout_s: longest time for one promise [s].
+        progress: print each as soon as it is known.
+        trust: see `train`.
+
+    Raises:
+        ConfigError: the config has faults, which come first.
+        UserError, RunError: see `train`.
+    """
+    from embodyrl.checking.examination import examine
+
+    loaded = load_config(config, overrides, use=ConfigUse.run, trust=trust)
+    findings = []
+    for finding in examine(loaded, timeout_s):
+        findings.append(finding)
+        _say(progress, str(finding))
+    return findings
+
+
+@for_users
 def load_policy(
     path: str | Path,
     overrides: Sequence[str] = (),
@@ -511,22 +570,50 @@ def load_policy(
     return _load(loaded, weights, path, None if envs is None else envs.spec)
 
 
+@overload
+def make_envs(
+    config: ConfigSource,
+    num_envs: int | None = None,
+    *,
+    api: Literal["embodyrl"] = "embodyrl",
+    overrides: Sequence[str] = (),
+    chunk_size: int | None = None,
+    seed: int = 0,
+    trust: bool = False,
+) -> Envs: ...
+
+
+@overload
+def make_envs(
+    config: ConfigSource,
+    num_envs: int | None = None,
+    *,
+    api: Literal["gymnasium"],
+    overrides: Sequence[str] = (),
+    chunk_size: int | None = None,
+    seed: int = 0,
+    trust: bool = False,
+) -> GymnasiumEnvs: ...
+
+
 @for_users
 def make_envs(
     config: ConfigSource,
     num_envs: int | None = None,
     *,
+    api: str = "embodyrl",
     overrides: Sequence[str] = (),
     chunk_size: int | None = None,
     seed: int = 0,
     trust: bool = False,
-) -> Envs:
+) -> Envs | GymnasiumEnvs:
     """Start simulators to step manually.
 
     Args:
-        config: a shipped environment (`metaworld/reach`; `embodyrl list configs` names all), a run directory or a
-            checkpoint, or a config, of which the section `env` is used.
+        config: a shipped environment (`metaworld/reach`; `embodyrl list configs` names all); a run directory, a
+            checkpoint, or an exported policy, also on the hub; or a config, of which the section `env` is used.
         num_envs: `B`, in as many processes as fit this machine; None: `env.num_envs`.
+        api: `embodyrl` for `Envs`, `gymnasium` for a `gymnasium.vector.VectorEnv`.
         overrides: settings to change, e.g. `["env.cameras=[corner2]"]`.
         chunk_size: `C`, actions per step; None: `rollout.chunk_size` of the config.
         seed: of the training episodes that the envs play.
@@ -536,10 +623,16 @@ def make_envs(
         UserError: there is no such environment, or it cannot be started here.
         WorkerError: a simulator failed to start.
     """
-    loaded = _environment(config, _checked(overrides), trust)
+    if api not in APIS:
+        hint = did_you_mean(str(api), APIS, lead=" - ")
+        raise UserError(f"api = {api!r:.60}: want one of {', '.join(map(repr, APIS))}{hint}")
+    num_envs, chunk_size = _count(num_envs, "num_envs"), _count(chunk_size, "chunk_size")
 
     from embodyrl.envs.manager import EnvManager
-    from embodyrl.runner.playing import Envs
+    from embodyrl.runner.playing import Envs, checked_seed
+
+    seed = checked_seed(seed)
+    loaded = _environment(config, _checked(overrides), trust)
 
     env = loaded.config.env
     if num_envs is not None:
@@ -550,7 +643,13 @@ def make_envs(
         plugins=loaded.config.plugins,
         plugin_path=str(loaded.plugin_dir),
     )
-    return Envs(manager, env, seed=seed)
+    envs = Envs(manager, env, seed=seed)
+    if api == "embodyrl":
+        return envs
+
+    from embodyrl.runner.vector import GymnasiumEnvs
+
+    return GymnasiumEnvs(envs)
 
 
 class Rows:
@@ -676,10 +775,11 @@ def _host(progress: bool, rows: Rows | None = None, callbacks: Sequence[object] 
 def _run(ending: Ending, rows: Rows) -> Run:
     """Return the finished run; raise the exception that stands for a signal in Python if one has stopped it."""
     if ending.exit_code == 130:
-        raise KeyboardInterrupt(f"stopped and saved: embodyrl.resume({str(ending.run_dir)!r}) goes on")
+        raise KeyboardInterrupt(f"stopped and saved: embodyrl.resume({str(ending.run_dir)!r}) continues")
     if ending.exit_code:
         raise SystemExit(ending.exit_code)
-    run = Run(ending.run_dir)
+    run = Run.__new__(Run)  # not opened: a rank on another machine may not see the folder
+    run.path = ending.run_dir
     run._rows, run._spec, run._is_own = rows.rows, ending.spec, True
     return run
 
@@ -688,7 +788,7 @@ def _sweep(ending: SweepEnding) -> Sweep:
     """Return the finished sweep, or raise what its end means in Python."""
     again = f"embodyrl.resume_sweep({str(ending.path)!r})"
     if ending.exit_code == 130:
-        raise KeyboardInterrupt(f"stopped and saved: {again} goes on")
+        raise KeyboardInterrupt(f"stopped and saved: {again} continues")
     if ending.failed and ending.exit_code == 1:
         reasons = "\n".join(ending.failed)
         raise RunError(
@@ -705,10 +805,17 @@ def _say(progress: bool, text: str) -> None:
 
 
 def _saved(
-    path: str | Path, overrides: Sequence[str], config: ConfigSource | None, *, trust: bool, progress: bool
+    path: str | Path,
+    overrides: Sequence[str],
+    config: ConfigSource | None,
+    *,
+    trust: bool,
+    progress: bool,
+    needs: Needs = to_act,
+    again: bool = False,
 ) -> tuple[LoadedConfig, Path | None, str]:
     """Find a saved policy; returns the config to build it with, the folder of its weights (None: the config names it),
-    and its name for people."""
+    and its name for people. Of a checkpoint the files that it `needs` must be whole; `again` repeats no warning."""
     unread: list[KeyPath] = [("data", "path")]
     if config is not None:
         if not is_hub_name(path) and not Path(path).is_dir():
@@ -722,11 +829,11 @@ def _saved(
         loaded = load_file(path / TRAINING_FILE, overrides, use=ConfigUse.play, not_needed=unread, trust=trust)
         model = from_own_folder(loaded.config.model, path)
         return dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, model=model)), None, str(path)
-    found = find(path)
+    found = find(path, needs)
     if found.warning is not None and progress:
         _say(progress, found.warning)
-    elif found.warning is not None:
-        warnings.warn(found.warning.removeprefix("warning: "), stacklevel=3)
+    elif found.warning is not None and not again:
+        warnings.warn(without_controls(found.warning.removeprefix("warning: ")), stacklevel=3)
     return read_saved(found.place, overrides, trust=trust), found.place / POLICY, str(found.place)
 
 
@@ -755,8 +862,13 @@ def _environment(config: ConfigSource, overrides: list[str], trust: bool) -> Loa
     if not isinstance(config, str | Path):
         return load_config(config, overrides, use=ConfigUse.show, trust=trust)
     path, name = Path(config), str(config)
+    if is_hub_name(config):
+        path = fetch(parse(name, Kind.model))
+    if (path / TRAINING_FILE).is_file():
+        unread = [("data", "path"), *SOURCES]
+        return load_file(path / TRAINING_FILE, overrides, use=ConfigUse.show, not_needed=unread, trust=trust)
     if path.is_dir() or path.name in ("last", "best"):
-        place = find(path).place
+        place = find(path, to_act).place
         return read_config(place, overrides, [("data", "path"), *SOURCES], trust=trust)
     known = list_options("env")
     if name in known:

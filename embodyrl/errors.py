@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import errno
+import inspect
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import ClassVar, TypeGuard
+from types import TracebackType
+from typing import Any, ClassVar, TypeGuard
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """C0 except tab and newline, DEL, C1, and the marks that reverse the direction of writing."""
@@ -27,15 +29,18 @@ def without_controls(text: str) -> str:
 
 
 def near_match(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the entry of `known` most similar to `name`, or None.
+    """Return the entry of `known` most similar to `name`, whatever their case, or None.
 
     Args:
         name: the name as written.
         known: the legal names.
         cutoff: least similarity, 0 .. 1.
     """
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return matches[0] if matches else None
+    by_letters: dict[str, str] = {}
+    for each in known:
+        by_letters.setdefault(each.casefold(), each)
+    matches = difflib.get_close_matches(name.casefold(), list(by_letters), n=1, cutoff=cutoff)
+    return by_letters[matches[0]] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str], *, lead: str = "", otherwise: str = "") -> str:
@@ -55,7 +60,7 @@ class UserError(ValueError):
 
 
 class RemediedError(UserError):
-    """A mistake and its remedy, which the fault of a setting shows apart.
+    """A mistake and its remedy, which the fault of a setting shows separately.
 
     Args:
         message: what is wrong, where, and what was found.
@@ -107,12 +112,51 @@ class DiskFull(RunError):
 
     def __init__(self, error: OSError, go_on: str = "") -> None:
         where = "" if error.filename is None else f" ({error.filename})"
-        super().__init__(f"{error.strerror}{where}. Make room, then go on: {go_on or 'the same command'}")
+        super().__init__(f"{error.strerror}{where}. Make room, then continue: {go_on or 'the same command'}")
 
     @staticmethod
     def is_why(error: Exception) -> TypeGuard[OSError]:
         """Return whether an exception says that."""
         return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def at_line(file: str | Path, line: int) -> str:
+    """Return `file:line` for people: relative to the working directory for a file below it."""
+    path = os.path.normpath(file)
+    near = os.path.relpath(path)
+    return f"{path if near.startswith(os.pardir) else near}:{line}"
+
+
+def line_of(thing: Any, part: str = "") -> str:
+    """Return ` (file:line)` of a class or function, of the first line in it that begins with `part`; empty if it is not
+    known."""
+    try:
+        function = inspect.unwrap(thing)
+        lines, first = inspect.getsourcelines(function)
+        offset = next((number for number, line in enumerate(lines) if part and line.lstrip().startswith(part)), 0)
+        return f" ({at_line(inspect.getsourcefile(function) or '', first + offset)})"
+    except (OSError, TypeError):
+        return ""
+
+
+def frames_of_plugin(error: BaseException) -> TracebackType | None:
+    """Return an error's traceback from the first frame that is neither in this package nor in what is installed, or
+    None."""
+    return next(_outside(error), None)
+
+
+def line_of_plugin(error: BaseException) -> tuple[str, int] | None:
+    """Return file and line of the last such frame of an error, or None."""
+    return next(((each.tb_frame.f_code.co_filename, each.tb_lineno) for each in reversed([*_outside(error)])), None)
+
+
+def _outside(error: BaseException) -> Iterator[TracebackType]:
+    known = (str(Path(__file__).parent), sys.prefix, sys.base_prefix, "<")
+    trace = error.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(known):
+            yield trace
+        trace = trace.tb_next
 
 
 def is_debugging() -> bool:
@@ -121,12 +165,13 @@ def is_debugging() -> bool:
 
 
 def explain(error: UserError | RunError) -> int:
-    """Print an error to stderr; returns its exit code."""
+    """Print an error to stderr, or to stdout where that is closed; returns its exit code."""
     if isinstance(error, UserError):
         prefix, text, exit_code = error.prefix, str(error), error.exit_code
     else:
         prefix, text, exit_code = UserError.prefix, error.for_people, 1
     notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
     text = text.rstrip("\n")  # the traceback of a simulator ends with some
-    sys.stderr.write(without_controls(f"{prefix}{text}{notes}\n"))
+    if (stream := sys.stderr or sys.stdout) is not None:
+        stream.write(without_controls(f"{prefix}{text}{notes}\n"))
     return exit_code

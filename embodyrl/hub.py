@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from embodyrl.errors import UserError, did_you_mean
+from embodyrl.files import NO_FOREIGN_ENTRIES, foreign_entry, is_plain_name
+from embodyrl.hub_answers import COMMIT, AnswerError, check_download, expected, is_path, watch
 
 SCHEME = "hf://"
 TIMEOUT_S = 10.0
 """Longest wait for an answer about a repository [s]."""
 _NAME = re.compile(r"hf://(datasets/)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w][\w./-]*))?", re.ASCII)
 _SNAPSHOT = re.compile(r"/(model|dataset)s--([\w.-]+?)--([\w.-]+)/snapshots/([0-9a-f]{40})/*$", re.ASCII)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Kind(StrEnum):
@@ -40,8 +41,13 @@ FILES = {
         *("tokenizer.model", "*/tokenizer.model", "merges.txt", "*/merges.txt"),
         # Heads of OpenVLA-OFT, the only pickles that are read, as tensors alone (weights_only).
         *("action_head--*_checkpoint.pt", "proprio_projector--*_checkpoint.pt"),
+        # Signs of a training that is not implemented, by which such a checkpoint is refused.
+        *("vision_backbone--*_checkpoint.pt", "noisy_action_projector--*_checkpoint.pt", "params/_METADATA"),
     ),
-    Kind.dataset: ("meta/*.json", "meta/*.jsonl", "meta/*.parquet", "data/*.parquet", "videos/*.mp4"),
+    Kind.dataset: (
+        *("meta/*.json", "meta/*.jsonl", "meta/*.parquet", "data/*.parquet"),
+        *("videos/*.mp4", "images/*.png", "images/*.jpg", "images/*.jpeg"),
+    ),
 }
 """Patterns of the files that are read, by kind (`*` also stands for slashes); no others are downloaded, so no code."""
 
@@ -77,7 +83,7 @@ class HubName:
     @property
     def is_pinned(self) -> bool:
         """Whether the revision is a commit, which never changes."""
-        return _COMMIT.fullmatch(self.revision) is not None
+        return COMMIT.fullmatch(self.revision) is not None
 
     def at(self, folder: Path) -> HubName:
         """Return the name of exactly that commit which lies in a folder of the cache."""
@@ -93,6 +99,8 @@ class Listing:
     """Sizes by path of those that are not in the cache [bytes]."""
     count: int
     """Number of all."""
+    contents: dict[str, tuple[int | None, str | None]]
+    """Size [bytes] and SHA-256 of all by path; None: the hub does not say."""
 
 
 def is_hub_name(text: object) -> bool:
@@ -137,22 +145,29 @@ def name_of(folder: str) -> HubName | None:
 def cached(name: HubName) -> Path | None:
     """Return the folder of a revision in the cache, if its weights or tables are there; never asks the hub."""
     with _explained(name):
-        from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
 
         try:
-            folder = Path(
-                snapshot_download(
-                    name.repo,
-                    repo_type=name.kind.value,
-                    revision=name.revision,
-                    allow_patterns=list(FILES[name.kind]),
-                    local_files_only=True,
-                )
-            )
+            folder = _snapshot(name, local_files_only=True)
         except LocalEntryNotFoundError:
             return None
-    return folder if _has_the_large_files(folder, name.kind) else None
+    return folder if COMMIT.fullmatch(folder.name) and _has_the_large_files(folder, name.kind) else None
+
+
+def _snapshot(name: HubName, *, local_files_only: bool = False) -> Path:
+    """Return the folder of a revision in the cache, with all files that are read; raises the library's errors."""
+    from huggingface_hub import snapshot_download
+
+    patterns = list(FILES[name.kind])
+    return Path(
+        snapshot_download(
+            name.repo,
+            repo_type=name.kind.value,
+            revision=name.revision,
+            allow_patterns=patterns,
+            local_files_only=local_files_only,
+        )
+    )
 
 
 def _has_the_large_files(folder: Path, kind: Kind) -> bool:
@@ -162,8 +177,11 @@ def _has_the_large_files(folder: Path, kind: Kind) -> bool:
         return any(folder.glob("data/**/*.parquet"))
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        shards = json.loads(index.read_bytes()).get("weight_map", {}).values()
-        return all((folder / shard).is_file() for shard in shards)
+        try:
+            shards = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return False  # a damaged one is downloaded again
+        return all(is_plain_name(shard) and (folder / shard).is_file() for shard in shards)
     return any(folder.glob("**/*.safetensors"))
 
 
@@ -184,6 +202,11 @@ def look_up(name: HubName) -> Listing:
         info = ask(name.repo, revision=name.revision, timeout=TIMEOUT_S, files_metadata=True)
         files = {file.rfilename: file for file in info.siblings or []}
         wanted = [files[path] for path in filter_repo_objects(files, allow_patterns=list(FILES[name.kind]))]
+        commit = str(info.sha)
+        if not COMMIT.fullmatch(commit) or not all(map(is_path, files)):
+            raise AnswerError(f"names the commit {commit!r:.60}, or files that are none")
+        if name.is_pinned and commit != name.revision:
+            raise AnswerError(f"gives commit {commit}, asked for {name.revision}")
     # Commits share files in the cache: they lie there by their contents.
     blobs = Path(HF_HUB_CACHE) / f"{name.kind.value}s--{name.repo.replace('/', '--')}" / "blobs"
     missing = {
@@ -195,7 +218,8 @@ def look_up(name: HubName) -> Listing:
         raise HubError(
             f"{name} holds no file that is read ({', '.join(FILES[name.kind][:2])} ...)", "name another repository"
         )
-    return Listing(str(info.sha), missing, len(wanted))
+    contents = {file.rfilename: (file.size, None if file.lfs is None else file.lfs.sha256) for file in wanted}
+    return Listing(commit, missing, len(wanted), contents)
 
 
 def fetch(name: HubName) -> Path:
@@ -218,15 +242,15 @@ def fetch(name: HubName) -> Path:
         return present
     _check_space(name, sum(listing.missing.values()))
     with _explained(name), _bars_on_terminals():
-        from huggingface_hub import snapshot_download
-
-        folder = snapshot_download(
-            name.repo,
-            repo_type=name.kind.value,
-            revision=name.revision,
-            allow_patterns=list(FILES[name.kind]),
-        )
-    return Path(folder)
+        expected.sizes = {path: size for path, (size, _) in listing.contents.items() if size is not None}
+        try:
+            folder = _snapshot(name)
+        finally:
+            expected.sizes = None
+        if folder.name != listing.commit:
+            raise AnswerError(f"gives commit {folder.name} after {listing.commit}")
+        check_download(folder, {path: listing.contents[path] for path in listing.missing})
+    return folder
 
 
 def describe(name: HubName) -> str:
@@ -259,9 +283,12 @@ def push(folder: Path, repo: str, *, public: bool = False) -> str:
         public: whether a repository that is made can be seen by everyone.
 
     Raises:
-        HubError: the name is malformed, there is no right to write, or the hub gives no answer.
+        HubError: the name is malformed, the folder has links out of it, there is no right to write, or the hub gives no
+            answer.
     """
     name = parse_repo(repo)
+    if (found := foreign_entry(folder)) is not None:
+        raise HubError(f"nothing is uploaded: {found}", NO_FOREIGN_ENTRIES)
     with _explained(name), _bars_on_terminals():
         from huggingface_hub import HfApi
 
@@ -309,6 +336,8 @@ def _explained(name: HubName) -> Iterator[None]:
     """Turn the library's errors in a block into sentences for people."""
     try:
         from huggingface_hub import errors
+
+        watch()
     except ImportError as error:
         raise HubError(
             f"{name} needs the package huggingface_hub, which is not installed", "pip install 'embodyrl[hub]'"
@@ -330,6 +359,25 @@ def _explained(name: HubName) -> Iterator[None]:
         ) from error
     except (errors.HTTPError, OSError) as error:
         _raise_for(name, error)
+    except HubError:
+        raise
+    except AnswerError as error:
+        raise _no_answer(name, str(error)) from error
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, AssertionError) as error:
+        # The library takes it for granted that answers have the form of the hub's.
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise _no_answer(name, f"answers otherwise than a hub does ({type(error).__name__}: {why:.100})") from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "httpcore2"):
+            raise
+        raise _no_answer(name, f"answers otherwise than a hub does ({type(error).__name__})") from error
+
+
+def _no_answer(name: HubName, what: str) -> UnreachableError:
+    return UnreachableError(
+        f"the hub {_page(None)} {what}, asked for {name}",
+        "check HF_ENDPOINT and the network (a page to sign in at answers so, too), and try again",
+    )
 
 
 _SIGN_IN = "then run `hf auth login` or set HF_TOKEN"
@@ -343,10 +391,10 @@ def _raise_for(name: HubName, error: Exception) -> NoReturn:
     why = " ".join(str(error).split()) or type(error).__name__
     is_connection = isinstance(error, ConnectionError | TimeoutError)
     if isinstance(error, OSError) and error.errno is not None and not is_connection:
-        raise HubError(f"{name} could not be stored ({why})", "look at the disk; what has come is kept") from error
+        raise HubError(f"{name} could not be stored ({why})", "check the disk; what has come is kept") from error
     raise UnreachableError(
         f"the hub {_page(None)} gives no answer on {name} ({why:.200})",
-        "look at the network and HF_ENDPOINT, and try again; what has come is kept",
+        "check the network and HF_ENDPOINT, and try again; what has come is kept",
     ) from error
 
 
@@ -359,7 +407,7 @@ def _similar(name: HubName) -> list[str]:
     search = api.list_models if name.kind is Kind.model else api.list_datasets
     try:
         return [found.id for found in search(search=words, limit=20)]
-    except (HTTPError, OSError):
+    except (HTTPError, OSError, ValueError, TypeError, LookupError, AttributeError):
         return []  # the error that led here says more
 
 

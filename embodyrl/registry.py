@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import fnmatch
 import functools
 import importlib
 import importlib.metadata
@@ -64,6 +65,23 @@ class Requirement:
             return importlib.util.find_spec(self.module) is not None
         except ModuleNotFoundError:  # the parent package of a submodule is missing
             return False
+
+    def load(self, what: str) -> Any:
+        """Import the package for a purpose, as in `videos are written`, and return the module.
+
+        Raises:
+            MissingPackageError: it cannot be imported.
+        """
+        try:
+            return importlib.import_module(self.module)
+        except ImportError as error:
+            raise MissingPackageError(
+                f"{what} with package {self.module!r}, which cannot be imported here ({error}): {self.install}"
+            ) from error
+
+
+PYAV = Requirement(module="av", install="pip install av")
+"""Package that videos are written and read with, and nothing else is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +139,22 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublicCheckpoint:
+    """A checkpoint on the Hugging Face hub, and what it was trained for."""
+
+    name: str
+    """Its name there, as in hf://owner/name."""
+    tasks: Sequence[str] = ()
+    """Patterns of the tasks that it was trained for, each `simulator/task`; none: a base that is fine-tuned first."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the model that it needs, as far as they tell it from other checkpoints for these tasks."""
+
+    def is_for(self, task: str) -> bool:
+        """Return whether it was trained for a task, given as `simulator/task`."""
+        return any(fnmatch.fnmatchcase(task, pattern) for pattern in self.tasks)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelEntry(Entry):
     """A policy. Target: a `models.Policy` class."""
 
@@ -129,7 +163,7 @@ class ModelEntry(Entry):
     off_policy: bool = False
     """Whether it can learn from a replay (a `models.policy.SoftPolicy`)."""
     weighs: bool = False
-    """Whether its `sft_loss` heeds how much each sample counts (`models.policy.SAMPLE_WEIGHTS`)."""
+    """Whether its `sft_loss` uses the weight of each sample (`models.policy.SAMPLE_WEIGHTS`)."""
     images: bool = True
     """Whether it reads images at all."""
     frames: bool = False
@@ -150,8 +184,13 @@ class ModelEntry(Entry):
     policies that did not save them."""
     notes: Function | None = None
     """`module:function` that takes the whole config and returns notes for `embodyrl validate`."""
+    executed: Function | None = None
+    """`module:function` that takes the folder of a checkpoint and returns the settings of `eval` that execute its
+    chunks as its own library does; empty: it does not say."""
     published: str | None = None
     """Name of its published size, or None."""
+    checkpoints: Sequence[PublicCheckpoint] = ()
+    """Its public checkpoints."""
     flow: Function | None = None
     """`module:function` that takes the section `model` of a flow policy (`models.flow.policy.FlowPolicy`) and the chunk
     size, and returns the `models.flow.config.FlowSizes` of its checkpoint, without importing torch; None: it is no flow
@@ -165,17 +204,27 @@ class SimulatorEntry(Entry):
     tasks: Function | None = None
     """`module:function` that returns all task names without importing the simulator; None: known only to the running
     simulator."""
+    listed_tasks: Function | None = None
+    """`module:function` that takes the simulator's name and returns all task names for `embodyrl list tasks`, for which
+    it may import packages; None: `tasks` does."""
     cameras: Function | None = None
     """`module:function` that returns all camera names; None: as with tasks."""
     state_dim: Function | None = None
     """`module:function` that takes the section `env` and returns the size of the state (S), or None if only the running
     simulator knows it."""
+    environment_state: Function | None = None
+    """`module:function` that returns which numbers of the state are the environment's (`SimulatorSpec`), in the same
+    way; None: none are."""
     action_dim: Function | None = None
     """`module:function` that returns the size of an action (D), in the same way."""
     control_frequency: Function | None = None
     """`module:function` that returns the control steps per second [Hz], in the same way."""
     discrete: Function | None = None
     """`module:function` that returns whether an action is a choice, in the same way; None: it is not."""
+    time_limit: Function | None = None
+    """`module:function` that takes the section `env` and returns the tasks' own time limit [control steps], the longest
+    of them, `config.schema.MOST_EPISODE_STEPS` if there is none, or None if only the running simulator knows it; None:
+    its tasks have no limits of their own."""
     task_description: Function | None = None
     """`module:function` that returns the task description of a task."""
     further_tasks: Function | None = None

@@ -37,6 +37,12 @@ _COMMAND = re.compile(r" *(?:next:? +)?(?:embodyrl|tensorboard) ")
 # ---- text
 
 
+def counted(number: float, what: str) -> str:
+    """Return a number of things in words, as in `1 rank`, `2 ranks`, `0.5 updates`, `1,024 env steps`."""
+    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
+    return f"{number:,} {what}{ending}" if isinstance(number, int) else f"{number:g} {what}{ending}"
+
+
 def terminal_width() -> int | None:
     """Return the number of columns of the terminal that stdout is; None if it is a pipe or a file."""
     if not sys.stdout.isatty():
@@ -49,7 +55,7 @@ def terminal_width() -> int | None:
 
 def fold(text: str, width: int | None) -> str:
     """Break lines between words so that they fit `width` columns (None: any length). What a row of the form
-    `name     text` goes on with stands below its text. A word that is longer, such as a path, stays whole, and so
+    `name     text` continues with stands below its text. A word that is longer, such as a path, stays whole, and so
     does a command, so that they can be copied."""
     if width is None:
         return text
@@ -140,9 +146,9 @@ class Task:
 
     def line(self) -> str:
         """Return it as text."""
-        counted = f"  {self.done:,} of {self.total:,} {self.unit}" if self.total else ""
+        parts = f"  {self.done:,} of {self.total:,} {self.unit}" if self.total else ""
         note = f"  {self.note}" if self.note else ""
-        return f"{self.title}{counted}{note}  {self.left}"
+        return f"{self.title}{parts}{note}  {self.left}"
 
 
 _tasks: list[Task] = []
@@ -164,8 +170,7 @@ def slow_task() -> Task | None:
     """Return the innermost task of those that have taken `SLOW_S`, if possible one that is counted; None if there is
     none."""
     slow = [each for each in list(_tasks) if each.seconds >= SLOW_S]
-    counted = [each for each in slow if each.total]
-    best = counted or slow
+    best = [each for each in slow if each.total] or slow
     return best[-1] if best else None
 
 
@@ -196,8 +201,9 @@ def showing() -> Iterator[None]:
             yield
         return
 
-    from rich.console import Console
     from rich.live import Live
+
+    from embodyrl.terminal import Console
 
     console = Console()
     with Live(get_renderable=lambda: bar(console.width), console=console, refresh_per_second=4, transient=True):

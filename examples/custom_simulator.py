@@ -51,7 +51,7 @@ class PointMass(SlotSimulator):
                 tasks={task: TASKS[task] for task in config.tasks},
                 actions=(ActionField(name="push", meaning="force", unit="N", low=(-1.0, -1.0), high=(1.0, 1.0)),),
                 proprio_dim=4 if config.cameras else 6,
-                max_episode_steps=config.max_episode_steps,
+                max_episode_steps=config.time_limit,
                 control_frequency=1.0 / TIME_STEP,
                 cameras=tuple(config.cameras),
                 image_size=tuple(config.image_size) if config.cameras else (0, 0),

@@ -12,6 +12,7 @@ from typing import Any
 import typer.main
 from typer.core import TyperGroup
 
+import embodyrl
 from embodyrl.config import fields
 from embodyrl.config.build import inline, to_plain
 from embodyrl.config.schema import Config
@@ -73,7 +74,7 @@ def _components(where: str, title: str, registry: Registry[Any]) -> Iterator[str
     common = fields.settings_of(base)
     for entry in registry.entries():
         yield from (f"### `{where}.name: {entry.name}` {{ #{where}-{entry.name} }}", "", f"{entry.summary}.", "")
-        options = fields.class_at(base, {"name": entry.name})
+        options = options_at(where, entry.name)
         own = {name: each for name, each in fields.settings_of(options).items() if _is_own(each, common.get(name))}
         yield from _options(own, fields.docs_of(options), where)
         if not own:
@@ -97,6 +98,18 @@ def _is_own(setting: fields.Setting, common: fields.Setting | None) -> bool:
     if setting.name == "name" or setting.section is not None or setting.required:
         return False
     return common.required or bool(setting.default != common.default)
+
+
+def options_at(where: str, name: str) -> type:
+    """Return the section `where` with the options of the component `name`."""
+    return fields.class_at(_class_at(where), {"name": name})
+
+
+def registry_at(where: str) -> Registry[Any]:
+    """Return the registry that the section `where` chooses from."""
+    found = fields.registry_of(_class_at(where))
+    assert found is not None, where
+    return found
 
 
 def _class_at(where: str) -> type:
@@ -208,16 +221,27 @@ def commands_page() -> str:
     return "\n".join(lines)
 
 
-API = {
-    "Functions": ("api.train", "api.resume", "api.evaluate", "api.load_policy", "api.make_envs", "api.load_config"),
-    "Results": ("api.Run", "runner.evaluation.Evaluation", "runner.playing.LoadedPolicy", "runner.playing.Envs"),
-    "Callbacks": ("runner.callbacks.Callback",),
+TO_BUILD_WITH = {
     "Simulators": ("envs.base.Slot", "envs.base.SlotSimulator", "envs.types.Simulator", "envs.types.SimulatorSpec"),
     "Models": ("models.policy.Policy",),
     "Sinks": ("tracking.sinks.Sink",),
-    "Errors": ("errors.UserError", "errors.RunError"),
 }
-"""What the reference of Python shows, below `embodyrl.`."""
+"""What components are made of, below `embodyrl.`; the reference of Python shows it after what the package offers."""
+
+
+def offered() -> dict[str, list[str]]:
+    """Return what `import embodyrl` offers by its kind, as the paths of its definitions below `embodyrl.`."""
+    found: dict[str, list[str]] = {"Functions": [], "Classes": [], "Errors": []}
+    for name in embodyrl.__all__:
+        value = getattr(embodyrl, name)
+        if inspect.isclass(value):
+            kind = "Errors" if issubclass(value, Exception) else "Classes"
+        elif inspect.isfunction(value):
+            kind = "Functions"
+        else:  # a module, an alias of types, the version
+            continue
+        found[kind].append(f"{value.__module__.removeprefix('embodyrl.')}.{name}")
+    return found
 
 
 def api_page() -> str:
@@ -225,11 +249,11 @@ def api_page() -> str:
     lines = [
         "# Python API",
         "",
-        "Generated from the docstrings. `import embodyrl` offers the functions, results and errors under their short "
+        "Generated from the docstrings. `import embodyrl` offers the functions, classes and errors under their short "
         "names (`embodyrl.train`). An introduction: [from Python](../python.md).",
         "",
     ]
-    for title, names in API.items():
+    for title, names in (offered() | TO_BUILD_WITH).items():
         lines += [f"## {title}", ""]
         for name in names:
             lines += [f"::: embodyrl.{name}", ""]

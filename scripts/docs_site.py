@@ -21,6 +21,15 @@ import docs_reference  # noqa: E402
 LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)#\s]+)((?:#[^)\s]*)?\))")
 SHOWN = {".py": "python", ".yaml": "yaml", ".json": "json", ".md": "", "": "text"}
 """Files beside docs/ that are shown as pages: their endings and languages."""
+SEARCH: dict[str, dict[str, Any]] = {
+    "files/": {"exclude": True},
+    "recipes.md": {"boost": 3},
+    "reference/settings.md": {"boost": 4},
+    "reference/api.md": {"boost": 0.3},
+    "results/": {"boost": 0.3},
+    "performance.md": {"boost": 0.3},
+}
+"""Rank of pages in the search, by the beginning of their path: settings come first; files are left out."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -36,7 +45,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to files beside docs/ to their pages."""
+    """Lead links to files beside docs/ to their pages, and say how the search ranks the page."""
+    for start, rank in SEARCH.items():
+        if page.file.src_uri.startswith(start):
+            page.meta["search"] = rank
 
     def lead(found: re.Match[str]) -> str:
         outside = _outside(page.file.src_uri, found[2])

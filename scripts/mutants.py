@@ -5,7 +5,8 @@
 Works on the commit that is checked out, in a copy of it: the checkout stays as it is. Each changed place is a line of
 the output: where, what it was, what it became, whether a test failed, which one, after how long. Places are drawn with
 the seed, the same for the same sources, so that two versions of the tests can be compared: `--tests COMMIT` takes the
-tests of another commit, and `--only FILE` the places that a file of such lines says survived.
+tests of another commit, of which it runs those files that are not the same here, and `--only FILE` the places that a
+file of such lines says survived.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ def changed(node: ast.AST) -> str | None:
     """Return what an expression becomes; None if it stays."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
-        return f"({left} {COMPARISONS[type(node.ops[0])]} {right})"
+        return f"(({left}) {COMPARISONS[type(node.ops[0])]} ({right}))"
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS and not isinstance(node.left, ast.JoinedStr):
-        return f"({ast.unparse(node.left)} {OPERATIONS[type(node.op)]} {ast.unparse(node.right)})"
+        return f"(({ast.unparse(node.left)}) {OPERATIONS[type(node.op)]} ({ast.unparse(node.right)}))"
     if isinstance(node, ast.BoolOp):
         operator = " or " if isinstance(node.op, ast.And) else " and "
         return f"({operator.join(f'({ast.unparse(each)})' for each in node.values)})"
@@ -127,20 +128,33 @@ def drawn(rooms: list[str], count: int, seed: int) -> list[Mutant]:
     return chosen
 
 
-def pytest_of(room: str, copy: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run the tests of a room on the copy's package, also in the programs that tests start."""
+def tests_of(room: str, copy: Path, commit: str | None) -> list[str]:
+    """Return the folders of a room's tests; of another commit, the files of tests that are not the same here."""
     folders = [f"tests/{name}" for name in TESTS[room] if (copy / "tests" / name).is_dir()]
+    if commit is None:
+        return folders
+    asked = ["git", "diff", "--name-only", "--diff-filter=MD", commit, "HEAD", "--", *folders]
+    names = subprocess.run(asked, cwd=copy, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [name for name in names if Path(name).match("test_*.py")]
+
+
+def pytest_of(tests: list[str], copy: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run tests on the copy's package, also in the programs that tests start."""
     # Without the strictness about markers: the tests of another commit may have other ones.
     options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=-rfE --import-mode=importlib", "-m", "not slow"]
-    command = [sys.executable, "-m", "pytest", *options, *words, *folders]
+    command = [sys.executable, "-m", "pytest", *options, *words, *tests]
     env = {**os.environ, "PYTHONPATH": str(copy)}
     return subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, timeout=LONGEST_S)
 
 
-def not_passing(room: str, copy: Path, words: list[str]) -> list[str]:
-    """Return words that leave out what fails without any change, which would count as a fault found."""
+def words_for(room: str, copy: Path, commit: str | None, words: list[str]) -> list[str]:
+    """Return the tests of a room as words for pytest, with those that leave out what fails without any change, which
+    would count as a fault found; none if there are no tests."""
+    tests = tests_of(room, copy, commit)
+    if not tests:
+        return []
     try:
-        done = pytest_of(room, copy, words)
+        done = pytest_of(tests, copy, words)
     except subprocess.TimeoutExpired:
         raise SystemExit(f"the tests of {room} take longer than {LONGEST_S:g} s without any change") from None
     if done.returncode not in (0, 1):
@@ -148,16 +162,22 @@ def not_passing(room: str, copy: Path, words: list[str]) -> list[str]:
     failing = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     if failing:
         print(f"{room}: left out, since they fail without any change: {', '.join(failing)}", flush=True)
-    return [f"--deselect={name}" for name in failing]
+    # A name without a test is a file that cannot be imported.
+    return [
+        *(f"--deselect={name}" for name in failing if "::" in name),
+        *(each for each in tests if each not in failing),
+    ]
 
 
-def tried(mutant: Mutant, copy: Path, words: list[str]) -> dict[str, object]:
-    """Run a room's tests with the change, up to the first one that fails."""
+def tried(mutant: Mutant, copy: Path, tests: list[str], words: list[str]) -> dict[str, object]:
+    """Run tests with the change, up to the first one that fails."""
+    if not tests:
+        return {"killed": False, "by": "", "seconds": 0.0}
     path = copy / mutant.path
     source, began = path.read_text(), time.monotonic()
     try:
         path.write_text(mutant.applied(source))
-        done = pytest_of(mutant.room, copy, ["-x", *words])
+        done = pytest_of(tests, copy, ["-x", *words])
         killed, said = done.returncode != 0, re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
         by = said[1] if said else f"exit code {done.returncode}" if killed else ""
     except subprocess.TimeoutExpired:
@@ -194,10 +214,11 @@ def main() -> int:
         if asked.tests is not None:
             subprocess.run(["git", "rm", "-rq", "tests"], cwd=copy, check=True)
             subprocess.run(["git", "checkout", asked.tests, "--", "tests"], cwd=copy, check=True)
-        left_out = {room: not_passing(room, copy, asked.words) for room in sorted({each.room for each in chosen})}
+        rooms = sorted({each.room for each in chosen})
+        tests = {room: words_for(room, copy, asked.tests, asked.words) for room in rooms}
         count = 0
         for number, mutant in enumerate(chosen, start=1):
-            found = tried(mutant, copy, [*asked.words, *left_out[mutant.room]])
+            found = tried(mutant, copy, tests[mutant.room], asked.words)
             count += bool(found["killed"])
             with asked.out.open("a") as out:
                 out.write(json.dumps({**asdict(mutant), **found}) + "\n")

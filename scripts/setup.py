@@ -77,7 +77,7 @@ STARTED = time.monotonic()
 
 
 class SetupError(Exception):
-    """Raised when the set-up cannot go on; its text says what failed and what to do."""
+    """Raised when the set-up cannot continue; its text says what failed and what to do."""
 
 
 def say(text: str) -> None:

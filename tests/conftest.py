@@ -83,6 +83,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         budget.longest_files_first(items, config.rootpath)
 
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Let signals end the programs of the next test: a command that ends in this process ignores them from then on."""
+    for number in STOPPING:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let tests send signals, and keep the list of skipped tests in the process that hears of all of them."""
     # `&` in a script and `nohup` have signals ignored, also by the processes that tests start and send them to. What is

@@ -29,9 +29,9 @@ def launch(config, *, patience_s=60.0, **manager):
         [WorkerSpec(role="simulators", rank=0)],
         functools.partial(SimulatorHost, patience_s=patience_s, **manager),
         [(config, HOST)],
-        timeout=60,
+        timeout=240,
     )
-    [address] = launcher.gather([worker.request("address")], timeout=60)
+    [address] = launcher.gather([worker.request("address")], timeout=240)
     return launcher, worker, address
 
 

@@ -67,7 +67,7 @@ def others() -> Iterator[set[int]]:
 
 def assert_nothing_is_left() -> None:
     children = [each for each in programs.children_of(psutil.Process(), recursive=True) if each.pid not in OTHERS]
-    assert not psutil.wait_procs(children, timeout=10)[1], "processes are left"
+    assert not psutil.wait_procs(children, timeout=60)[1], "processes are left"
 
 
 @pytest.fixture(scope="module")
@@ -333,6 +333,38 @@ def test_policies_act_as_in_their_evaluation(trained: embodyrl.Run, tmp_path: Pa
         with pytest.raises(embodyrl.UserError, match=r"actions\[1, 0, 0\] is nan: want finite numbers"):
             envs.step([[0.0], [np.nan]])
     assert_nothing_is_left()
+
+
+def test_an_exported_policy_acts_in_envs_of_its_own(trained: embodyrl.Run, tmp_path: Path) -> None:
+    programs.run(["-m", "embodyrl", "export", str(trained.path), "--out", str(tmp_path / "policy")], check=True)
+    with embodyrl.make_envs(tmp_path / "policy", 2, api="gymnasium", seed=5) as envs:
+        policy = embodyrl.load_policy(tmp_path / "policy", envs=envs.envs)
+        ends = 0
+        envs.reset()
+        for _ in range(10):
+            actions = policy.act(envs.observation)
+            assert np.array_equal(actions, trained.policy.act(envs.observation))
+            ends = ends + envs.step(actions)[3]
+    assert ends.tolist() == [1, 1], "episodes of 10 steps, as in the config of its run"
+
+
+def test_a_folder_that_is_no_run_or_sweep_is_refused_and_one_nearby_named(
+    trained: embodyrl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no runs/ is
+    path, nowhere = trained.path, trained.path.with_name("runn")
+    last = path / "checkpoints" / "last"
+    for kind, wrong, expected in (
+        (embodyrl.Run, "nope", "nope does not exist: give the folder that `embodyrl run` made"),
+        (embodyrl.Run, nowhere, f"{nowhere} does not exist: did you mean {str(path)!r}?"),
+        (embodyrl.Run, path.parent, f"(no config.yaml): give the folder of one, for instance {path}"),
+        (embodyrl.Run, last, f"is a checkpoint: open its run with embodyrl.Run({str(path)!r})"),
+        (embodyrl.Sweep, "nope", "nope is no sweep (no sweep.json): give the folder that a sweep made"),
+        (embodyrl.Sweep, path, f"no sweep but a single run: open it with embodyrl.Run({str(path)!r})"),
+    ):
+        with pytest.raises(embodyrl.UserError) as caught:
+            kind(wrong)
+        assert str(caught.value).endswith(expected)
 
 
 def test_envs_show_images_that_stay_as_they_are() -> None:

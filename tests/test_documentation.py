@@ -5,31 +5,35 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import posixpath
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import shown
 import yaml
+from shown import NAMES, OPEN, REPOSITORY, Block, Command, blocks
 
+import embodyrl
+from embodyrl.cli.arguments import split_arguments
 from embodyrl.cli.collect import not_needed
-from embodyrl.config import ConfigUse, LoadedConfig, list_experiments, load_config, to_plain
-from embodyrl.config.fields import all_paths, defaults_below, find_setting
+from embodyrl.config import ConfigError, ConfigUse, LoadedConfig, list_experiments, load_config, to_plain
+from embodyrl.config.fields import all_paths, defaults_below, find_setting, settings_of
+from embodyrl.config.files import builtin_folder
+from embodyrl.config.issues import LackingHere
+from embodyrl.config.renames import OPTIONS, SETTINGS
 from embodyrl.config.schema import Config
 from embodyrl.evaluation.protocols import find as find_protocol
-
-REPOSITORY = Path(__file__).parents[1]
-PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").rglob("*.md")])
-NAMES = [str(path.relative_to(REPOSITORY)) for path in PAGES]
+from embodyrl.sweeps.axes import split_words
 
 sys.path.append(str(REPOSITORY / "scripts"))
-import docs_reference  # noqa: E402
+import docs_reference
 
 
 def reference(page: str) -> str:
@@ -41,38 +45,18 @@ def reference(page: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=240,
     )
     return made.stdout
 
 
-def load(source: str | None, overrides: Sequence[str] = ()) -> LoadedConfig:
+CLASSIFIER = ("algorithm", "reward", "path")
+
+
+@cache
+def load(source: str | None, overrides: tuple[str, ...] = (), use: ConfigUse = ConfigUse.elsewhere) -> LoadedConfig:
     """Load a config; what an earlier command leaves, as demonstrations and weights, need not be there."""
-    return load_config(source, overrides, use=ConfigUse.elsewhere, not_needed=not_needed(None))
-
-
-@dataclass(frozen=True)
-class Block:
-    """A block of code of a page."""
-
-    page: str
-    line: int
-    language: str
-    code: str
-
-    def __str__(self) -> str:
-        return f"{self.page}:{self.line}"
-
-
-def blocks(*languages: str) -> list[Block]:
-    found = []
-    for name, path in zip(NAMES, PAGES, strict=True):
-        text = path.read_text()
-        for match in re.finditer(r"^( *)```(\w*)\n(.*?)^\1```", text, re.S | re.M):
-            if match[2] in languages:
-                code = re.sub(rf"^{match[1]}", "", match[3], flags=re.M)
-                found.append(Block(name, text.count("\n", 0, match.start()) + 1, match[2], code))
-    return found
+    return load_config(source, overrides, use=use, not_needed=[*not_needed(None), CLASSIFIER])
 
 
 def without_code(text: str) -> str:
@@ -97,8 +81,6 @@ def test_links_lead_somewhere(name: str) -> None:
             if file
             else REPOSITORY / name
         )
-        if name == "docs/index.md" and file in docs_reference.PAGES:
-            continue
         assert path.exists(), f"{name} links to {target}"
         assert not anchor or anchor in anchors(path), f"{name} links to {target}; there are {sorted(anchors(path))}"
 
@@ -171,66 +153,200 @@ def leaves(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
 @pytest.fixture(scope="module")
 def known() -> set[str]:
     """Every setting of the schema, with the options of all components that shipped experiments choose."""
-    found: set[str] = set()
-    for name in list_experiments():
-        data = to_plain(load(name).config)
-        found |= {".".join(map(str, path)) for path in all_paths(Config, data)}
-    return found
+    return {setting for name in list_experiments() for setting in settings_in(name)}
+
+
+@cache
+def settings_in(experiment: str | None) -> set[str]:
+    data = to_plain(load(experiment).config)
+    return {".".join(map(str, path)) for path in all_paths(Config, data)}
 
 
 def exists(path: tuple[str, ...], data: Any, known: set[str]) -> bool:
     return ".".join(path) in known or find_setting(Config, defaults_below(Config, data), path)[0] is not None
 
 
-def test_the_settings_of_a_part_of_a_config_exist(known: set[str]) -> None:
-    for block, data in OWN:
-        for path in leaves({key: value for key, value in data.items() if key != "defaults"}):
-            assert exists(path, data, known), f"{block}: there is no setting {'.'.join(path)}"
+def merged(base: Any, part: Any) -> Any:
+    if not isinstance(base, dict) or not isinstance(part, dict):
+        return part
+    return base | {key: merged(base.get(key), value) for key, value in part.items()}
 
 
-STARTS = re.compile(r"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:torchrun .* -m )?embodyrl (?=[a-z-])")
+def refused_part(block: Block, data: Any, workplace: Path, known: set[str]) -> str | None:
+    """What is wrong with a part of a config: there is no such setting, or no shipped experiment takes its values."""
+    settings = {key: value for key, value in data.items() if key != "defaults"}
+    missing = [".".join(path) for path in leaves(settings) if not exists(path, data, known)]
+    if missing:
+        return f"there is no setting {missing[0]}"
+    paths = {".".join(path) for path in leaves(settings)}
+    said = []
+    for name in sorted(list_experiments(), key=lambda name: -len(paths & settings_in(name))):
+        base = yaml.safe_load((builtin_folder() / f"{name}.yaml").read_text())
+        path = workplace / f"{Path(block.page).stem}-{block.line}-{Path(name).name}.yaml"
+        path.write_text(yaml.safe_dump(merged(base, settings)))
+        said.append(refusal(lambda path=path: load(str(path), (), ConfigUse.show)))
+        if said[-1] is None:
+            return None
+    return said[0]
 
 
-def commands() -> list[tuple[Block, list[str]]]:
-    """Every `embodyrl ...` that a page shows in a block of its own, as arguments."""
-    found = []
-    for block in blocks("", "sh", "bash", "console"):
-        for line in block.code.replace("\\\n", " ").splitlines():
-            if STARTS.match(line):
-                words = shlex.split(STARTS.sub("", line), comments=True)
-                found.append((block, words[: words.index(">")] if ">" in words else words))
-    return found
+def test_the_parts_of_configs_are_legal(workplace: Path, known: set[str]) -> None:
+    said = {str(block): refused_part(block, data, workplace, known) for block, data in OWN if block not in WHOLE}
+    wrong = [f"{block}: {text}" for block, text in said.items() if text is not None]
+    assert len(said) > 10 and not wrong, "\n".join(wrong)
 
 
-SHOWN = [(block, words) for block, words in commands() if words[0] in docs_reference.commands()]
-HAVE_CONFIG = {"run", "validate", "plan", "graph", "doctor", "collect"}
+HAVE_CONFIG = {"run", "validate", "check", "plan", "graph", "doctor", "collect"}
+CHART = re.compile(r"──|^0\.")
 
 
-def test_every_command_is_one() -> None:
-    chart = re.compile(r"run ──|^0\.")
-    odd = [(str(block), words) for block, words in commands() if words[0] not in docs_reference.commands()]
-    assert not [each for each in odd if not chart.search(" ".join(each[1]))], "no such commands"
+def refusal(call: Callable[[], object]) -> str | None:
+    """What the program says to a wrong use; None if it says nothing, or only that something is not on this machine."""
+    try:
+        call()
+    except ConfigError as error:
+        faults = [str(fault) for fault in error.faults if not isinstance(fault, LackingHere)]
+        return "; ".join(faults) or None
+    except Exception as error:  # of whatever reads arguments
+        return str(getattr(error, "message", error))
+    return None
 
 
-@pytest.mark.parametrize(("block", "words"), SHOWN, ids=lambda each: str(each) if isinstance(each, Block) else "")
-def test_a_command_has_its_options_and_settings(
-    block: Block, words: list[str], workplace: Path, known: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, *rest = words
-    if "──" in rest:  # a chart
-        return
-    command = docs_reference.commands()[name]
-    parameters = command.make_context(name, list(rest)).params  # raises what the command line prints
-    given = [word for value in parameters.values() if isinstance(value, list) for word in value]
-    settings = [word for word in given if re.match(r"[\w.]+=", word)]
-    if name not in HAVE_CONFIG or "NAME" in " ".join(rest):
-        for setting in settings:
-            path = setting.partition("=")[0]
-            assert exists(tuple(path.split(".")), {}, known), f"{block}: there is no setting {path}"
-        return
+@cache
+def options_of_components() -> set[str]:
+    """Options of all registered components, as settings."""
+    return {
+        f"{where}.{name}"
+        for where in docs_reference.OF_COMPONENTS
+        for entry in docs_reference.registry_at(where).entries()
+        for name in settings_of(docs_reference.options_at(where, entry.name))
+    }
+
+
+def homes(keys: list[str]) -> Iterator[tuple[str | None, tuple[str, ...]]]:
+    """Configs in which settings may be legal, with what else they need: the default, the shipped experiments that have
+    them, every choice of the component that may have one for an option, and experiments with a map that takes any
+    key."""
+    yield None, ()
+    yield from ((name, ()) for name in list_experiments() if settings_in(name).issuperset(keys))
+    parents = {key.rpartition(".")[0] for key in keys}
+    for where in parents & docs_reference.OF_COMPONENTS.keys():
+        yield from ((None, (f"{where}.name={entry.name}",)) for entry in docs_reference.registry_at(where).entries())
+    yield from ((name, ()) for name in list_experiments() if settings_in(name) >= parents)
+
+
+def refused_settings(words: tuple[str, ...]) -> str | None:
+    """What is wrong with settings that stand alone: no shipped experiment takes them."""
+    places = homes([word.partition("=")[0] for word in words])
+    said = (refusal(lambda home=home, more=more: load(home, (*more, *words), ConfigUse.show)) for home, more in places)
+    first = next(said)
+    return None if first is None or None in said else first
+
+
+def together(found: Iterable[tuple[str, ...]]) -> dict[str | None, list[dict[str, str]]]:
+    """Settings that an experiment may take at once, by experiment, to save time: maps of keys to overrides."""
+    rounds: dict[str | None, list[dict[str, str]]] = {}
+    for words in found:
+        given = {word.partition("=")[0]: word for word in words}
+        if any(key in docs_reference.OF_COMPONENTS or key.endswith(".name") for key in given):
+            continue  # they choose which options there are
+        home = next((name for name in (None, *list_experiments()) if settings_in(name) >= given.keys()), None)
+        of_home = rounds.setdefault(home, [])
+        free = next((each for each in of_home if not each.keys() & given.keys()), None)
+        if free is None:
+            of_home.append(given)
+        else:
+            free.update(given)
+    return rounds
+
+
+def taken(home: str | None, words: tuple[str, ...]) -> set[str]:
+    """Those of some settings that an experiment takes, which is asked about all of them, then about halves."""
+    if refusal(lambda: load(home, words, ConfigUse.show)) is None:
+        return set(words)
+    middle = len(words) // 2
+    return taken(home, words[:middle]) | taken(home, words[middle:]) if middle else set()
+
+
+def one_by_one(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Every combination of settings with several values."""
+    plain, axes = split_words(words)
+    for values in itertools.product(*(axis.values for axis in axes)):
+        yield (*plain, *(f"{axis.key}={value}" for axis, value in zip(axes, values, strict=True)))
+
+
+def refused_config(words: tuple[str, ...]) -> str | None:
+    """What is wrong with the config of a command and the settings that it changes: all combinations of a sweep."""
+    source, overrides = split_arguments(list(words))
+    if source is not None and source.endswith(".yaml") and not Path(source).is_file():
+        source = "my.yaml"
+    for each in one_by_one(tuple(overrides)):
+        said = refusal(lambda each=each: load(source, each))
+        if said is not None:
+            return said
+    return None
+
+
+def refused_command(given: Command) -> str | None:
+    """What is wrong with a command: it, its options, its config. One with places to fill in, or that is a part of a
+    sentence, needs no more than options that there are."""
+    name, *rest = given.words
+    if name.startswith("-") or "--help" in rest or CHART.search(" ".join(given.words)):
+        return None
+    command = docs_reference.commands().get(name)
+    if command is None:
+        return f"there is no command {name}"
+    options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    unknown = [word for word in rest if re.match(r"--\w", word) and word.partition("=")[0] not in options]
+    if unknown:
+        return f"{name} has no option {unknown[0]}"
+    parameters: dict[str, Any] = {}
+    said = refusal(lambda: parameters.update(command.make_context(name, list(rest)).params))
+    if said is not None:
+        return said if given.is_whole else None
+    words = parameters.get("words") or ()
+    if not given.is_whole or name not in HAVE_CONFIG or not words:
+        return None
+    return refused_config(tuple(words))
+
+
+def test_every_command_that_is_shown_can_be_given(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
-    source = next((word for word in given[:1] if word not in settings), None)
-    load(source, [word for word in given if word != source])
+    found = shown.commands()
+    wrong = [f"{each}\n    {said}" for each in found if ((said := refused_command(each)) is None) is each.is_refused]
+    assert len(found) > 300 and any(each.is_refused for each in found) and not wrong, "\n".join(wrong)
+
+
+def test_every_setting_that_is_shown_is_one(known: set[str]) -> None:
+    """In pages, help texts, docstrings, messages and comments; with a value to be filled in, its key is one."""
+    found = shown.settings()
+    wrong, whole = [], dict[tuple[str, ...], str]()
+    for place, words in found:
+        if not OPEN.search(" ".join(words)):
+            whole |= dict.fromkeys(one_by_one(words), place)
+            continue
+        keys = {word.partition("=")[0] for word in words} - options_of_components()
+        missing = [key for key in keys if not exists(tuple(key.split(".")), {}, known)]
+        wrong += [f"{place}: there is no setting {key}" for key in missing]
+    legal = set[str]()
+    for home, rounds in together(whole).items():
+        legal |= {word for each in rounds for word in taken(home, tuple(each.values()))}
+    for words, place in whole.items():
+        if not legal.issuperset(words) and (said := refused_settings(words)) is not None:
+            wrong.append(f"{place}: {' '.join(words)}\n    {said}")
+    assert len(found) > 200 and not wrong, "\n".join(wrong)
+
+
+def test_no_old_name_is_shown() -> None:
+    """Except where it is said that it is one."""
+    old = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, (*SETTINGS, *OPTIONS)))})\b")
+    wrong = [
+        f"{text.place}: {match[0]}"
+        for text in shown.texts()
+        for match in old.finditer(text.text)
+        if "renamed" not in text.text[match.start() : match.end() + 20] and "config/renames" not in text.place
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
@@ -259,3 +375,9 @@ def test_the_reference_of_commands_and_components_is_that_of_the_program() -> No
     assert all(f"## `embodyrl {name}`" in commands for name in ("run", "resume", "eval", "validate", "plan"))
     assert "--print-config" in commands and "\x1b" not in commands
     assert "| `libero` | LIBERO" in reference("components")
+
+
+def test_the_reference_of_python_has_all_that_the_package_offers() -> None:
+    shown = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", docs_reference.api_page(), re.M)}
+    assert shown >= set(embodyrl.__all__) - {"ConfigSource", "__version__", "envs", "models"}
+    assert shown >= {"sweep", "resume_sweep", "compare", "verify", "Observation", "StepResult"}

@@ -10,6 +10,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 sys.path.append(str(REPOSITORY / "scripts"))
+import badges  # noqa: E402
 import readme_samples  # noqa: E402
 
 TEXT = readme_samples.README.read_text()
@@ -63,3 +64,21 @@ def test_the_pictures_are_there_and_small() -> None:
     paths = [REPOSITORY / (markdown or html) for markdown, html in pictures]
     assert paths and all(path.is_file() for path in paths)
     assert all(path.stat().st_size < 1_500_000 for path in paths)
+
+
+def test_the_badges_say_what_the_package_says() -> None:
+    files = {path.name: path.read_text() for path in badges.FOLDER.iterdir()}
+    assert files == badges.badges(), "- run scripts/badges.py"
+    assert all(f"](docs/images/badges/{name})" in TEXT for name in files)
+
+
+def test_it_is_short_and_says_at_once_what_has_not_been_run() -> None:
+    assert len(TEXT.split()) <= 1500
+    [first] = [part for part in TEXT.split("\n\n") if "on a cluster" in part]
+    assert "Nothing has been run on a GPU yet" in first
+    assert "](docs/index.md)" in TEXT.partition("## ")[0]
+
+
+def test_the_address_to_clone_is_filled_in_at_one_place() -> None:
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
+    assert [path.name for path in pages if re.search(r"git clone <", path.read_text())] == ["README.md"]

@@ -5,10 +5,36 @@ A step is a chunk (`T = K`), or an action with `algorithm.reward_level: action` 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.columns import Bound, OutputError, function_name, require_finite, require_output
 from embodyrl.config.schema import NormLevel
+
+
+def advantages_by(estimator: Bound[tuple[Tensor, Tensor]], columns: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return the advantages and returns of a registered estimator, `[T, B]` each.
+
+    Args:
+        estimator: the function.
+        columns: of the steps, `rewards` and `valid` among them.
+
+    Raises:
+        OutputError: it does not return a pair with a finite number for every valid step in both.
+    """
+    returned = f"advantage {function_name(estimator.function)} returned"
+    pair, valid = estimator(columns), columns["valid"]
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise OutputError(f"{returned} {type(pair).__name__}, expected a pair: return advantages, returns")
+    parts = dict(zip(("advantages", "returns"), pair, strict=True))
+    for name, part in parts.items():
+        what = f"{returned} {name}"
+        require_output(what, part, valid, "[T, B]: return one number for every step, as `rewards` has them")
+        require_finite(what, part, valid, estimator.given(columns))
+    return parts["advantages"], parts["returns"]
 
 
 def gae(

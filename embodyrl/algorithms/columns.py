@@ -57,12 +57,16 @@ class Bound(Generic[R]):
         return column in self._required
 
     def __call__(self, columns: Mapping[str, Any]) -> R:
-        """Call the function with those of the columns that it names.
+        """Call the function with those of the columns that it names; see `given`."""
+        return self.function(**self._options, **self.given(columns))
+
+    def given(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the columns that the function names.
 
         Raises:
             SignatureError: one without default is not there; lists those that are.
         """
-        taken = dict(self._options)
+        taken = {}
         for name, required in self._required.items():
             if name in columns:
                 taken[name] = columns[name]
@@ -72,7 +76,58 @@ class Bound(Generic[R]):
                     f"{self.function.__module__}.{self.function.__qualname__} asks for {name!r}, which is not "
                     f"available{hint} (available: {', '.join(sorted({*columns, *self._options}))})"
                 )
-        return self.function(**taken)
+        return taken
+
+
+class OutputError(UserError):
+    """Raised when a registered function does not return what its registry asks for (docs/algorithms.md)."""
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return the full name of a function, for people."""
+    return f"{function.__module__}.{function.__qualname__}" if inspect.isfunction(function) else repr(function)
+
+
+def require_output(what: str, found: object, like: Tensor, remedy: str) -> Tensor:
+    """Require that a registered function has returned a tensor of real numbers or bools, of the shape and on the device
+    of another one.
+
+    Args:
+        what: which function returned which part of its result, "reward my.module.mine returned rewards".
+        found: that part.
+        like: `[...]`, has the shape and the device.
+        remedy: how to return this shape.
+
+    Raises:
+        OutputError: it has not; says what was found and what is expected.
+    """
+    if not isinstance(found, Tensor):
+        raise OutputError(f"{what} as {type(found).__name__}, expected a torch tensor {tuple(like.shape)}: {remedy}")
+    if found.shape != like.shape:
+        raise OutputError(f"{what} of shape {tuple(found.shape)}, expected {tuple(like.shape)}: {remedy}")
+    if found.device != like.device:
+        raise OutputError(f"{what} on {found.device}, expected {like.device}, where its arguments are")
+    if found.is_complex():
+        raise OutputError(f"{what} of type {found.dtype}, expected real numbers")
+    return found
+
+
+def require_finite(what: str, found: Tensor, counts: Tensor, given: Mapping[str, Any]) -> None:
+    """Require that what a registered function has returned is finite, unless what it was given is not.
+
+    Args:
+        what, found: see `require_output`.
+        counts: bool, of the shape of `found`: which numbers are used.
+        given: the function's arguments.
+
+    Raises:
+        OutputError: a number is NaN or infinite; says which.
+    """
+    wrong = ~torch.isfinite(found) & counts
+    columns = [column for column in given.values() if isinstance(column, Tensor) and column.is_floating_point()]
+    if bool(wrong.any()) and all(bool(torch.isfinite(column).all()) for column in columns):
+        place = torch.nonzero(wrong)[0].tolist()
+        raise OutputError(f"{what} with {found[tuple(place)].item()} at {place}, expected finite numbers")
 
 
 class LevelError(ValueError):

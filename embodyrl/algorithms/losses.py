@@ -9,7 +9,6 @@ Shapes: `M` chunks of a minibatch; `K` chunks, `B` slots of a rollout.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import huber_loss
 
-from embodyrl.algorithms.columns import require_same_shape
+from embodyrl.algorithms.columns import OutputError, function_name, require_output, require_same_shape
 from embodyrl.config.schema import Aggregation, Excess, KLEstimator, Proximal
-from embodyrl.errors import UserError
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to this, so that their exponentials stay finite [nats]."""
@@ -51,38 +49,32 @@ OWN_METRICS = frozenset(
 """Metrics of an update that the engine logs itself."""
 
 
-class LossOutputError(UserError):
-    """Raised when a registered loss does not return one number for every entry, or takes a metric of the engine."""
-
-
 def require_entries(output: LossOutput, loss: Callable[..., LossOutput], logprobs: Tensor) -> None:
     """Require that a loss has returned one number for every entry, and so have its metrics, of names of their own.
 
     Raises:
-        LossOutputError: it has not; names the loss, and the shape found and the one expected, or the metric.
+        OutputError: it has not; names the loss, and the shape found and the one expected, or the metric.
     """
+    returned = f"loss {function_name(loss)} returned"
     if not isinstance(output, LossOutput):
-        raise LossOutputError(
-            f"loss {_named(loss)} returned a {type(output).__name__}, expected LossOutput(losses=..., metrics=...) of "
+        raise OutputError(
+            f"{returned} a {type(output).__name__}, expected LossOutput(losses=..., metrics=...) of "
             f"embodyrl.algorithms.losses"
         )
-    shapes = {"losses": output.losses.shape} | {f"metrics[{key!r}]": each.shape for key, each in output.metrics.items()}
-    for part, found in shapes.items():
-        if found != logprobs.shape:
-            raise LossOutputError(
-                f"loss {_named(loss)} returned {part} of shape {tuple(found)}, expected {tuple(logprobs.shape)}, the "
-                f"shape of logprobs: return one number for every entry, without `.mean()` or `.sum()`; the engine "
-                f"takes the mean over the entries that count (algorithm.aggregation)"
-            )
+    parts = {"losses": output.losses} | {f"metrics[{key!r}]": each for key, each in output.metrics.items()}
+    for part, found in parts.items():
+        require_output(
+            f"{returned} {part}",
+            found,
+            logprobs,
+            "the shape of logprobs: return one number for every entry, without `.mean()` or `.sum()`; the engine takes "
+            "the mean over the entries that count (algorithm.aggregation)",
+        )
     if not OWN_METRICS.isdisjoint(output.metrics):
-        raise LossOutputError(
-            f"loss {_named(loss)} returned metrics {', '.join(sorted(OWN_METRICS & output.metrics.keys()))}, which the "
+        raise OutputError(
+            f"{returned} metrics {', '.join(sorted(OWN_METRICS & output.metrics.keys()))}, which the "
             f"engine logs itself: choose other names than {', '.join(sorted(OWN_METRICS))}"
         )
-
-
-def _named(loss: Callable[..., LossOutput]) -> str:
-    return f"{loss.__module__}.{loss.__qualname__}" if inspect.isfunction(loss) else repr(loss)
 
 
 def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:

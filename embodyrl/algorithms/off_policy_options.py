@@ -29,8 +29,8 @@ class ReplayConfig:
     memory_mib: int = setting(2048, low=1)
     """Largest replay that is held in memory [MiB]. A larger one lies in an unnamed file in the run's folder."""
     start_after: int = setting(1000, low=1)
-    """Decisions of all envs together before learning from them begins. Their actions are random, unless the policy has
-    learned something before (rlpd, iql, dagger)."""
+    """Decisions of all envs together before learning from them begins (learning_starts in SB3). Their actions are
+    random, unless the policy has learned something before (rlpd, iql, dagger)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +92,8 @@ class ReplayedConfig:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Memory of past decisions."""
     updates_per_step: float = setting(1.0, above=0.0)
-    """Optimizer steps for every decision that is collected. What is left of a whole step is made in a later
-    iteration."""
+    """Optimizer steps for every decision that is collected: the update-to-data (UTD) ratio. Fractional updates
+    accumulate."""
     batch_size: int = setting(256, low=1)
     """Decisions in a minibatch."""
 
@@ -122,7 +122,7 @@ class OffPolicyConfig(CriticizedConfig):
     """Learning from what was collected before, too, with critics of actions and an entropy."""
 
     actor_every: int = setting(1, low=1)
-    """Steps of the critics for every step of the policy and the temperature."""
+    """Steps of the critics for every step of the policy and the temperature (policy_delay in SB3's TD3)."""
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
     """Weight of the policy's entropy."""
 

@@ -109,30 +109,30 @@ class EncodingRewardConfig(RewardConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SRPORewardConfig(EncodingRewardConfig):
-    """Failed episodes are paid for how close they came to successful ones."""
+    """Failed episodes get reward for how close they came to successful ones."""
 
     compat: Compat = setting(Compat.none)
     """none: two successes are of one kind if they are closer than half the root mean square distance between successes.
     siirl: closer than 0.5 in units of the standard deviations, which in many dimensions no two ever are."""
     scale: float = setting(0.6, low=0.0)
-    """A failure is paid less than this; a success is paid 1."""
+    """The reward of a failure is less than this; that of a success is 1."""
     steepness: float = setting(10.0, above=0.0)
     """Steepness of the sigmoid over the distance, which runs from 0 (closest failure) to 1 (farthest)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierRewardConfig(RewardConfig):
-    """An episode is paid for what a learned classifier takes for a success."""
+    """A learned classifier decides which observations are a success, and gets reward."""
 
     path: str | None = setting(None)
     """Run of `algorithm: reward_classifier`, or its folder `classifier`."""
     threshold: float = setting(0.9, above=0.0, below=1.0)
     """Probability of success from which on an observation counts as one. What such a run prints helps to choose it:
-    a reward that is paid too early is worse than one that is paid late."""
+    a reward that comes too early is worse than one that comes late."""
     ends_episodes: bool = setting(True)
-    """End an episode where it is judged solved: it has terminated, and nothing follows. false: it goes on, and is paid
-    once. Evaluations end where the simulator says so, and so do rollouts besides: `env.end_at_success=false` leaves it
-    to the classifier."""
+    """End an episode where it is judged solved: it has terminated, and nothing follows. false: it continues,
+    with this reward once. Evaluations end where the simulator says so, and so do rollouts besides:
+    `env.end_at_success=false` leaves it to the classifier."""
 
 
 @dataclass(frozen=True, kw_only=True)

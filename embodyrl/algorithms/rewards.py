@@ -6,12 +6,15 @@ Shapes: `K` chunks, `B` slots, `C` actions; every reward is `[K, B, C]`. With wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from embodyrl.algorithms.advantages import mean, variance
-from embodyrl.algorithms.columns import in_chunks, in_time
+from embodyrl.algorithms.columns import Bound, OutputError, function_name, in_chunks, in_time, require_output
 from embodyrl.config.schema import Compat, FilterMetric
 from embodyrl.seeding import derive_seed
 
@@ -27,6 +30,41 @@ MIN_RANGE = 1e-6
 """Distances that differ by less count as equal."""
 SMALL = 8
 """Images are averaged down to this many pixels each way."""
+
+
+def rewards_by(reward: Bound[Tensor], columns: Mapping[str, Any]) -> Tensor:
+    """Return the values of a registered reward, `[K, B, C]`.
+
+    Args:
+        reward: the function.
+        columns: of a batch, `executed` among them.
+
+    Raises:
+        OutputError: it does not return one number for every action.
+    """
+    return require_output(
+        f"reward {function_name(reward.function)} returned rewards",
+        reward(columns),
+        columns["executed"],
+        "[K, B, C]: return a reward for every action (docs/algorithms.md)",
+    )
+
+
+def groups_by(keeps: Bound[Tensor], columns: Mapping[str, Tensor]) -> Tensor:
+    """Return which groups a registered filter keeps, bool `[P]`.
+
+    Args:
+        keeps: the function.
+        columns: `[P, G]` each.
+
+    Raises:
+        OutputError: it does not return one bool for every group.
+    """
+    what, remedy = f"filter {function_name(keeps.function)} returned groups", "[P]: return one bool for every group"
+    kept = require_output(what, keeps(columns), columns["played"].any(1), remedy)
+    if kept.dtype is not torch.bool:
+        raise OutputError(f"{what} of type {kept.dtype}, expected bool, True for those to keep")
+    return kept
 
 
 def dense(*, rewards: Tensor) -> Tensor:

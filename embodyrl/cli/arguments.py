@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from embodyrl.cli.completion import config_words
 from embodyrl.errors import UserError
+from embodyrl.files import why_no_place
 
 Trust = Annotated[
     bool,
@@ -80,19 +82,60 @@ def split_arguments(words: list[str] | None) -> tuple[str | None, list[str]]:
     return source, rest
 
 
-def check_options(arguments: Sequence[str]) -> None:
-    """Answer an option's old name with its new one, before the parser calls it unknown.
+def check_words(arguments: Sequence[str], app: typer.Typer) -> None:
+    """Answer a command or an option of an earlier version or of another library with what it is here, before the parser
+    calls it unknown.
+
+    Args:
+        arguments: what follows the program's name.
+        app: the program.
 
     Raises:
-        CommandLineError: an option was renamed.
+        CommandLineError: a word is one of these.
     """
     options = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
-    if options <= {"--help", "--version"}:  # they answer at once, without the config's modules
+    command = next((argument for argument in arguments if not argument.startswith("-")), "")
+    if "--help" in options or not command:  # answered at once, without the config's modules
         return
-    from embodyrl.config.renames import OPTIONS, newest_name
+    from embodyrl.config.renames import COMMANDS
 
-    for old in sorted(options & OPTIONS.keys()):
-        raise CommandLineError(f"unknown option {old!r} - renamed to {newest_name(old, OPTIONS)!r}")
+    if command in COMMANDS:
+        raise CommandLineError(f"no command {command!r} - in embodyrl: `embodyrl {COMMANDS[command]}`")
+    commands = typer.main.get_group(app).commands if options else {}
+    if command not in commands:
+        return
+    known = {name for each in commands[command].params for name in (*each.opts, *each.secondary_opts)}
+    for option in sorted(options - known - {"--", "--help"}):
+        if remedy := _remedy_for_option(option):
+            raise CommandLineError(f"unknown option {option!r} - {remedy}")
+
+
+def _remedy_for_option(option: str) -> str:
+    """Return what an unknown option is: another option, or a setting; "" if it is neither."""
+    from embodyrl.config.fields import all_paths
+    from embodyrl.config.issues import dotted
+    from embodyrl.config.renames import OPTIONS, PEERS, newest_name
+    from embodyrl.config.schema import Config
+
+    if option in OPTIONS:
+        return f"renamed to {newest_name(option, OPTIONS)!r}"
+    name = option.removeprefix("--").replace("-", "_")
+    paths = {dotted(path): path[-1] for path in all_paths(Config, {})}
+    words = [PEERS[word] for word in name.split(".") if word in PEERS]
+    if words and name not in paths:
+        return f"settings are KEY=VALUE, without dashes; in embodyrl: {words[-1]}"
+    found = name if name in paths else next((path for path, last in paths.items() if last == name), None)
+    return f"settings are KEY=VALUE, without dashes: {found}=..." if found else ""
+
+
+def check_place(path: Path | None, option: str) -> None:
+    """Check that what an option asks for can be written where it says; what is there already is not checked.
+
+    Raises:
+        CommandLineError: it cannot.
+    """
+    if path is not None and not os.path.lexists(path) and (reason := why_no_place(path)) is not None:
+        raise CommandLineError(f"{path} cannot be made, because {reason}: give another place to {option}")
 
 
 def _is_override(word: str) -> bool:

@@ -28,6 +28,7 @@ from embodyrl.placement.plan import Inventory
 from embodyrl.placement.process import signal_name
 from embodyrl.placement.ranks import idle_gpus
 from embodyrl.registry import SimulatorEntry, load_target
+from embodyrl.screen import counted
 
 GIB = 2**30
 LEAST_MEMORY = 2 * GIB
@@ -175,7 +176,7 @@ def driver(machine: Inventory, config: Config | None) -> CheckResult | None:
     if not machine.gpus:
         return None
     count = len(machine.gpus)
-    found = f"{count} GPU{'s' if count > 1 else ''}, driver {driver_version() or 'of unknown version'}"
+    found = f"{counted(count, 'GPU')}, driver {driver_version() or 'of unknown version'}"
     idle = None if config is None else idle_gpus(config, count)
     if idle is None:
         return CheckResult(subject="GPUs", status=Status.ok, found=found)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embodyrl.cli.arguments import ImageFormat, Keep
+from embodyrl.cli.arguments import ImageFormat, Keep, check_place
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Observe
 from embodyrl.errors import UserError
 from embodyrl.hub import is_hub_name
 from embodyrl.registry import EXPERTS
-from embodyrl.screen import say, showing, task
+from embodyrl.screen import counted, say, showing, task
 
 if TYPE_CHECKING:
     from embodyrl.config.issues import KeyPath
@@ -59,9 +59,9 @@ def checkpoint_of(policy: Path | None) -> Path | None:
     """
     if policy is None:
         return None
-    from embodyrl.runner.checkpoint import find_and_tell
+    from embodyrl.runner.checkpoint import find_and_tell, to_act
 
-    return find_and_tell(policy)
+    return find_and_tell(policy, to_act)
 
 
 def not_needed(checkpoint: Path | None) -> Sequence[KeyPath]:
@@ -77,13 +77,16 @@ def destination(loaded: LoadedConfig, out: Path | None) -> Path:
 
     Raises:
         RequestError: both are missing.
+        CommandLineError: nothing can be made there.
     """
     path = loaded.config.data.path
     if out is None and (is_hub_name(path) or ("data", "path") in loaded.from_hub):
         raise RequestError("data.path is on the hub, where nothing is recorded: give --out DIR")
     if out is None and path is None:
         raise RequestError(f"nothing says where to write: give --out DIR, since data.path is null in {loaded.source}")
-    return out or Path(str(path))
+    place = out or Path(str(path))
+    check_place(place, "--out")
+    return place
 
 
 def collect(loaded: LoadedConfig, options: Options) -> int:
@@ -133,8 +136,8 @@ def collect(loaded: LoadedConfig, options: Options) -> int:
     say(count.closing(options, _next(loaded, options), stopped=stopper.stopped_by is not None))
     if count.kept < options.episodes and stopper.stopped_by is None:
         raise UserError(
-            f"only {count.kept} of {options.episodes} episodes were recorded in {count.played} attempts (successes: "
-            f"{count.successes}): use --keep all, a better demonstrator, or a larger env.start_states"
+            f"only {count.kept} of {counted(options.episodes, 'episode')} recorded, in {count.played} attempts "
+            f"(successes: {count.successes}): use --keep all, a better demonstrator, or a larger env.start_states"
         )
     return stopper.exit_code
 
@@ -200,7 +203,8 @@ def _title(loaded: LoadedConfig, options: Options) -> str:
     env = loaded.config.env
     who = f"policy {options.policy}" if options.policy else f"the scripted expert of {env.name}"
     what = "successful episodes" if options.keep is Keep.successes else "episodes"
-    tasks = ", ".join(env.tasks[:3]) + (f" and {len(env.tasks) - 3} other tasks" if len(env.tasks) > 3 else "")
+    more = f" and {counted(len(env.tasks) - 3, 'other task')}" if len(env.tasks) > 3 else ""
+    tasks = ", ".join(env.tasks[:3]) + more
     return f"recording {options.episodes} {what} of {tasks} by {who}   seed {loaded.config.seed}"
 
 
@@ -231,7 +235,7 @@ class _Count:
         if not self.kept:
             return f"{start} in {seconds:.1f} s   nothing to keep, {rate}"
         return (
-            f"{start} in {seconds:.1f} s   {self.kept} episodes, {self.frames} frames, {rate}\n"
+            f"{start} in {seconds:.1f} s   {counted(self.kept, 'episode')}, {counted(self.frames, 'frame')}, {rate}\n"
             f"written to {options.out}\n"
             f"next: {following}"
         )

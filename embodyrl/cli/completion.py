@@ -25,9 +25,9 @@ def option_of(group: str) -> Callable[[str], list[str]]:
 
 def sections(incomplete: str) -> list[str]:
     """Complete a section of `embodyrl list`."""
-    from embodyrl.cli.listing import CONFIGS, PROTOCOLS, SECTIONS
+    from embodyrl.cli.listing import CONFIGS, PROTOCOLS, SECTIONS, TASKS
 
-    return _starting([*SECTIONS, CONFIGS, PROTOCOLS], incomplete)
+    return _starting([*SECTIONS, CONFIGS, PROTOCOLS, TASKS], incomplete)
 
 
 def _starting(words: Iterable[str], incomplete: str) -> list[str]:

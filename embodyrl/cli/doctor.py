@@ -6,9 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from embodyrl.cli import checkup
 from embodyrl.cli.checkup import CheckResult, ProbeFailed, Started, Status
@@ -17,6 +16,8 @@ from embodyrl.config.schema import Device
 from embodyrl.placement.graphics import RenderingCheck
 from embodyrl.placement.plan import Inventory, inventory
 from embodyrl.registry import SIMULATORS, SimulatorEntry, load_target
+from embodyrl.screen import counted
+from embodyrl.terminal import Console
 
 DEADLINE_S = 60.0
 """Longest time for all checks in other processes, which run in parallel [s]."""
@@ -33,7 +34,7 @@ def run(loaded: LoadedConfig | None) -> int:
     findings = examine(loaded)
     console = Console()
     console.print(_table(findings))
-    console.print(verdict(findings, loaded), soft_wrap=True, highlight=False)
+    console.print(verdict(findings, loaded), soft_wrap=True)
     return 1 if any(finding.status is Status.fault for finding in findings) else 0
 
 
@@ -111,9 +112,9 @@ def _table(findings: Sequence[CheckResult]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for finding in findings:
-        remedy = f"\n-> {escape(finding.remedy)}" if finding.remedy else ""
-        status = f"[{STYLES[finding.status]}]{finding.status.value}[/]"
-        table.add_row(escape(finding.subject), status, f"{escape(finding.found)}{remedy}")
+        remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
+        status = Text(finding.status.value, STYLES[finding.status])
+        table.add_row(finding.subject, status, f"{finding.found}{remedy}")
     return table
 
 
@@ -122,6 +123,6 @@ def verdict(findings: Sequence[CheckResult], loaded: LoadedConfig | None) -> str
     faults = [finding.subject for finding in findings if finding.status is Status.fault]
     absent = [finding.subject for finding in findings if finding.status is Status.absent]
     if faults:
-        return f"{len(faults)} fault{'s' if len(faults) > 1 else ''}: {', '.join(faults)}"
+        return f"{counted(len(faults), 'fault')}: {', '.join(faults)}"
     what = "everything that every run needs is here" if loaded is None else f"everything {loaded.source} needs is here"
     return f"{what}; absent, needed by some runs: {', '.join(absent)}" if absent and loaded is None else what

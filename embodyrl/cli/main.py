@@ -1,5 +1,5 @@
-"""`embodyrl`: init, run, resume, watch, eval, verify, export, collect, report, validate, swap, plan, graph, doctor,
-migrate, list."""
+"""`embodyrl`: init, run, resume, watch, eval, verify, export, collect, report, validate, check, swap, plan, graph,
+doctor, migrate, list."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated
 
 import typer
@@ -20,11 +19,20 @@ from embodyrl.cli.arguments import (
     ImageFormat,
     Keep,
     Trust,
-    check_options,
+    check_words,
     split_arguments,
 )
 from embodyrl.cli.completion import option_of, override_words, sections
-from embodyrl.errors import DiskFull, RunError, UserError, explain, is_debugging, without_controls
+from embodyrl.cli.surroundings import check_surroundings
+from embodyrl.errors import (
+    DiskFull,
+    RunError,
+    UserError,
+    explain,
+    frames_of_plugin,
+    is_debugging,
+    without_controls,
+)
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.screen import announced
 from embodyrl.version import __version__
@@ -45,14 +53,18 @@ app = typer.Typer(
 def run(
     words: ConfigArguments = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the whole config, with comments, and start nothing.")
+        bool,
+        typer.Option(
+            "--print-config",
+            help="Print the whole config, with comments, the common settings first, and start nothing.",
+        ),
     ] = False,
     seeds: Annotated[
         str | None,
         typer.Option(
             metavar="N|A,B,...",
             help="Run with N seeds, from the config's own on, or with these. Settings with several values, as in "
-            "algorithm.clip_high=0.2,0.3 env=gym/pendulum,gym/cartpole, are combined with them: a sweep.",
+            "algorithm.loss.clip_high=0.2,0.3 env=gym/pendulum,gym/cartpole, are combined with them: a sweep.",
             show_default=False,
         ),
     ] = None,
@@ -74,7 +86,10 @@ def run(
     if several:
         raise typer.Exit(train.sweep(source, overrides, seeds=seeds, at_once=at_once, trust=trust))
     if loaded is None:
-        sys.stdout.write(to_commented_yaml(load_config(source, overrides, use=ConfigUse.show, trust=trust).written))
+        from embodyrl.config.common import common_settings
+
+        config = load_config(source, overrides, use=ConfigUse.show, trust=trust).written
+        sys.stdout.write(f"{common_settings(config)}\n{to_commented_yaml(config)}")
         sys.stdout.flush()
         load_config(source, overrides, use=ConfigUse.elsewhere, trust=trust)  # reports conflicts of settings on stderr
         return
@@ -126,21 +141,29 @@ def resume(
         list[str] | None, typer.Argument(metavar="[run.KEY=VALUE]...", help="Settings of the section run to change.")
     ] = None,
     at_once: AtOnce = None,
+    without_replay: Annotated[
+        bool,
+        typer.Option(
+            "--without-replay",
+            help="Continue with an empty replay, where the files of the saved one are damaged; all else is as it was.",
+        ),
+    ] = False,
     trust: Trust = False,
 ) -> None:
     """Continue a run from its last checkpoint, as if it had never stopped; or all runs of a sweep that are not done; or
     play the episodes that an interrupted evaluation lacks."""
     from embodyrl.cli import train
 
-    raise typer.Exit(train.resume(run_dir, overrides or [], at_once=at_once, trust=trust))
+    words = overrides or []
+    raise typer.Exit(train.resume(run_dir, words, at_once=at_once, without_replay=without_replay, trust=trust))
 
 
-@app.command(short_help="Show a run that goes on or has ended.")
+@app.command(short_help="Show a running or finished run.")
 def watch(
     run_dir: Annotated[Path, typer.Argument(help="A run directory, or a folder with several.")],
     once: Annotated[bool, typer.Option("--once", help="Show it a single time and end.")] = False,
 ) -> None:
-    """Show a run that goes on or has ended, from its files; Ctrl-C ends the view, not the run."""
+    """Show a running or finished run, from its files; Ctrl-C ends the view, not the run."""
     from embodyrl.cli import watch as watching
 
     raise typer.Exit(watching.watch(run_dir, once=once))
@@ -367,33 +390,48 @@ def report(
 def validate(words: ConfigArguments = None, elsewhere: Elsewhere = False, trust: Trust = False) -> None:
     """Check a config completely and start nothing."""
     from embodyrl.config import ConfigUse, load_config
-    from embodyrl.config.rules import checkpoint_notes
+    from embodyrl.config.rules import checkpoint_notes, weights_to_name
     from embodyrl.config.schema import LEFT_OPEN
     from embodyrl.runner.start_rules import start_rules
 
     source, overrides = split_arguments(words)
     use, also = (ConfigUse.elsewhere, []) if elsewhere else (ConfigUse.check, [start_rules])
     loaded = load_config(source, overrides, use=use, also=also, trust=trust)
-    typer.echo(f"{loaded.source}: OK, {loaded.values} values, 0 faults")
-    for note in loaded.notes:
-        typer.echo(f"note: {note}")
-    for note in loaded.hub_notes():
+    typer.echo(without_controls(f"{loaded.source}: OK, {loaded.values} values, 0 faults"))
+    for note in (*loaded.notes, *loaded.hub_notes()):
         typer.echo(without_controls(f"note: {note}"))
     if loaded.config.model.checkpoint == LEFT_OPEN:
-        typer.echo(
-            "note: model.checkpoint is left open; to run, name the weights: model.checkpoint=DIR or hf://owner/name"
-        )
+        typer.echo(without_controls(f"note: model.checkpoint is left open; to run, {weights_to_name(loaded.config)}"))
     elif loaded.config.model.checkpoint is not None:
         from embodyrl.models.saved import other_options
+        from embodyrl.models.unread import unread_note
 
+        if unread := unread_note(Path(loaded.config.model.checkpoint)):
+            typer.echo(without_controls(f"note: {unread}"))
         if changed := other_options(loaded.config.model):
             typer.echo(without_controls(f"note: the checkpoint was saved with other options: {', '.join(changed)}"))
     for note in checkpoint_notes(loaded.config):
-        typer.echo(f"note: {note}")
+        typer.echo(without_controls(f"note: {note}"))
     function = loaded.config.pipeline.function
     code = [*loaded.config.plugins, *([function] if function else [])]
     if code:
         typer.echo(without_controls(f"note: this config runs Python code of its own: {', '.join(code)}"))
+
+
+@app.command(short_help="Try what a simulator and a model promise.")
+def check(
+    words: ConfigArguments = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="S", min=1.0, help="Longest time for one promise [s].", show_default="60")
+    ] = 60.0,
+    trust: Trust = False,
+) -> None:
+    """Try what the simulator and the model of a config promise, one by one: seeds, resets, states, chunks, time limits,
+    decisions, an update, a checkpoint. Exit code 0: all promises are kept, 1: some are broken."""
+    from embodyrl.cli import check as checking
+
+    source, overrides = split_arguments(words)
+    raise typer.Exit(checking.show(source, overrides, timeout_s=timeout, trust=trust))
 
 
 @app.command(short_help="Choose another algorithm, model or simulator.")
@@ -408,7 +446,7 @@ def swap(
     write: Annotated[bool, typer.Option("--write", help="Write the file without a question.")] = False,
     elsewhere: Elsewhere = False,
 ) -> None:
-    """Choose another algorithm, model or simulator in a file, and change what has to follow."""
+    """Choose another algorithm, model or simulator in a file, and adjust dependent settings."""
     from embodyrl.cli import swap as swapping
 
     raise typer.Exit(swapping.run(words, write=write, elsewhere=elsewhere))
@@ -484,7 +522,8 @@ def graph(words: ConfigArguments = None, trust: Trust = False) -> None:
     from embodyrl.pipelines.pipeline import build_pipeline
 
     source, overrides = split_arguments(words)
-    typer.echo(build_pipeline(load_config(source, overrides, trust=trust).config).to_mermaid(), nl=False)
+    chart = build_pipeline(load_config(source, overrides, trust=trust).config).to_mermaid()
+    typer.echo(without_controls(chart), nl=False)
 
 
 @app.command(short_help="Convert a config of RLinf.")
@@ -506,16 +545,20 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[models|simulators|algorithms|stages|experts|optimizers|configs|sinks|protocols]",
+            metavar="[models|simulators|tasks|algorithms|stages|experts|optimizers|configs|sinks|protocols]",
             show_default=False,
             autocompletion=sections,
         ),
     ] = None,
+    which: Annotated[
+        str | None,
+        typer.Argument(metavar="[SIMULATOR]", help="Whose tasks, as in `list tasks metaworld`.", show_default=False),
+    ] = None,
 ) -> None:
-    """List the registered components and whether they can be used here."""
+    """List the registered components and whether they can be used here, or a simulator's tasks."""
     from embodyrl.cli import listing
 
-    listing.show(what)
+    listing.show(what, which)
 
 
 def _show_version(value: bool) -> None:
@@ -533,21 +576,12 @@ def common(
     """Options before the command."""
 
 
-def frames_of_plugin(error: Exception) -> TracebackType | None:
-    """Return an error's traceback from the first frame that is neither in this package nor in what is installed, or
-    None."""
-    known = (str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix, "<frozen")
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(known):
-        trace = trace.tb_next
-    return trace
-
-
 def main() -> None:
     """Run a command; the entry point. Errors that a user can fix become one line and an exit code."""
     try:
+        check_surroundings(sys.argv[1:])
         with interruptible():
-            check_options(sys.argv[1:])
+            check_words(sys.argv[1:], app)
             app(prog_name="embodyrl")
     except (UserError, RunError) as error:
         if is_debugging():

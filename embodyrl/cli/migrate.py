@@ -9,14 +9,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from embodyrl.cli.arguments import CommandLineError
+from embodyrl.cli.arguments import CommandLineError, check_place
 from embodyrl.config import ConfigUse, load_config
 from embodyrl.config.build import inline
 from embodyrl.config.issues import ConfigError
 from embodyrl.config.rlinf import Migration, convert
 from embodyrl.config.rlinf_files import read_rlinf
+from embodyrl.config.rules import public_checkpoints
+from embodyrl.config.schema import LEFT_OPEN
 from embodyrl.errors import shell_command, without_controls
 from embodyrl.files import write_whole
+from embodyrl.screen import counted
 
 WIDTH = 80
 NOTE = 44
@@ -31,12 +34,13 @@ def migrate(path: Path, out: Path | None) -> int:
         out: where the result goes; None: to stdout. What is said about it goes to stderr then.
 
     Raises:
-        CommandLineError: `out` exists.
+        CommandLineError: `out` exists, or cannot be written.
         RLinfError: the file is no config of RLinf, or has nothing that could be converted.
         ConfigError: a file is not legal YAML, or the result has faults; it is written all the same.
     """
     if out is not None and out.exists():
         raise CommandLineError(f"{out} exists: give a name that is free to --out")
+    check_place(out, "--out")
     found = convert(read_rlinf(path))
     text = without_controls(to_yaml(found))
     stream = sys.stderr if out is None else sys.stdout
@@ -55,7 +59,8 @@ def migrate(path: Path, out: Path | None) -> int:
             raise
     print(f"\n{out or 'The result'}: OK, {loaded.values} values, 0 faults", file=stream)
     if out is not None:
-        weights = " model.checkpoint=WEIGHTS" if loaded.config.model.checkpoint == "<weights>" else ""
+        known = [*public_checkpoints(loaded.config), "WEIGHTS"]
+        weights = f" model.checkpoint={known[0]}" if loaded.config.model.checkpoint == LEFT_OPEN else ""
         print(f"next: {shell_command('plan', out)} --elsewhere, then {shell_command('run', out)}{weights}", file=stream)
     return 0
 
@@ -97,21 +102,20 @@ def _section(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
 def account(found: Migration) -> list[str]:
     """Return what became of the keys, for a terminal of 80 columns."""
     groups = ", ".join(f"{group}: {choice}" for group, choice in found.groups.items())
-    lines = [f"converted: {sum(key in found.source.values for key in found.converted)} keys, and {groups}"]
+    lines = [f"converted: {counted(sum(key in found.source.values for key in found.converted), 'key')}, and {groups}"]
     for name in found.source.missing:
         lines += _wrapped("", f"{name} is not beside it: what it says is unknown")
-    dead = {key: f"= {found.source.values[key]}; {why}" for key, why in found.dead.items()}
-    lines += _listed("without effect in RLinf", dead)
-    other = {
-        key: f"= {found.source.values[key]}" + (f"; {why}" if why else "")
-        for key, why in found.without_counterpart.items()
-    }
-    lines += _listed("without an exact counterpart here", other)
+    for title, keys in (
+        ("without effect in RLinf", found.dead),
+        ("without an exact counterpart here", found.without_counterpart),
+    ):
+        said = {found.written.get(key, key): f"= {found.source.values[key]}; {why}" for key, why in keys.items()}
+        lines += _listed(title, said)
     reasons: dict[str, list[str]] = {}
     for key, why in found.needless.items():
-        reasons.setdefault(why, []).append(key)
+        reasons.setdefault(why, []).append(found.written.get(key, key))
     if reasons:
-        lines += ["", f"nothing to set here: {len(found.needless)} keys"]
+        lines += ["", _titled("nothing to set here", len(found.needless))]
         lines += [line for why, keys in reasons.items() for line in _wrapped("  ", f"{_shortened(keys)}: {why}")]
     return lines
 
@@ -126,10 +130,14 @@ def _shortened(keys: list[str]) -> str:
 def _listed(title: str, reasons: Mapping[str, str]) -> list[str]:
     if not reasons:
         return []
-    lines = ["", f"{title}: {len(reasons)} key{'' if len(reasons) == 1 else 's'}"]
+    lines = ["", _titled(title, len(reasons))]
     for key, why in reasons.items():
         lines += _wrapped("  ", f"{key} {why}")
     return lines
+
+
+def _titled(title: str, number: int) -> str:
+    return f"{title}: {counted(number, 'key')}"
 
 
 def _wrapped(indent: str, text: str) -> list[str]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
-from rich.console import Console
 
 from embodyrl.config import ConfigUse, LoadedConfig, load_config
 from embodyrl.config.schema import Config, Device, PlacementBackend
@@ -19,6 +18,7 @@ from embodyrl.planning.planner import Adviser, Limits, Planner
 from embodyrl.planning.processes import plan_processes, start_one
 from embodyrl.planning.text import layout_table, memory_table, pairs, rows, verdict, worker_table
 from embodyrl.screen import say
+from embodyrl.terminal import Console
 
 GB = 10**9
 
@@ -62,7 +62,7 @@ def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked
     if as_json:
         print(json.dumps(plan, indent=2))
         return 0
-    console = Console(highlight=False)
+    console = Console()
     for title, text in rows(loaded.source, plan):
         say(f"{title:<11}{text}")
     console.print()

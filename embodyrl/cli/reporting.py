@@ -7,7 +7,7 @@ from pathlib import Path
 
 from embodyrl.cli.arguments import CommandLineError
 from embodyrl.errors import UserError
-from embodyrl.screen import say
+from embodyrl.screen import counted, say
 from embodyrl.tracking.report.compare import group
 from embodyrl.tracking.report.record import RunRecord, find_runs, read_run
 from embodyrl.tracking.report.summary import REPORT_FILE, needs_packages
@@ -62,5 +62,5 @@ def _names(paths: Sequence[Path]) -> str:
 def _name_odd_lines(runs: Sequence[RunRecord]) -> None:
     for run in runs:
         if run.odd_lines:
-            where = f"{run.odd_lines} line(s) of {run.path / METRICS_FILE}"
+            where = f"{counted(run.odd_lines, 'line')} of {run.path / METRICS_FILE}"
             say(f"warning: left out what is no row of metrics: {where}")

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from embodyrl.cli.arguments import CommandLineError
 from embodyrl.config.rules import ConfigUse
 from embodyrl.config.swap import Swapped, swap
-from embodyrl.errors import without_controls
+from embodyrl.errors import shell_command, without_controls
+from embodyrl.runner.start_rules import start_rules
+from embodyrl.screen import counted
 
 EXAMPLE = "for instance: embodyrl swap algorithm=grpo my.yaml"
 
@@ -19,17 +21,19 @@ def run(words: Sequence[str], *, write: bool, elsewhere: bool) -> int:
     files = [word for word in words if "=" not in word]
     if len(files) != 1 or not choices:
         raise CommandLineError(f"name one file and what to choose in it, {EXAMPLE}")
-    swapped = swap(files[0], choices, use=ConfigUse.elsewhere if elsewhere else ConfigUse.check)
+    use, also = (ConfigUse.elsewhere, []) if elsewhere else (ConfigUse.run, [start_rules])
+    swapped = swap(files[0], choices, use=use, also=also)
     if swapped.after == swapped.before:
         print(f"{files[0]}: nothing to change")
     else:
         print(without_controls(swapped.diff()), end="")
         print(_save(swapped, write=write), flush=True)
+        if {"algorithm", "model"} & set(choices):
+            print(f"note: other settings stay as they were; {shell_command('init')} writes what a choice begins with")
     for fault in swapped.faults:
         sys.stderr.write(without_controls(f"{fault}\n"))
     if swapped.faults:
-        count = len(swapped.faults)
-        sys.stderr.write(f"{count} fault{'' if count == 1 else 's'} left for you.\n")
+        sys.stderr.write(f"{counted(len(swapped.faults), 'fault')} left for you.\n")
     return 2 if swapped.faults else 0
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embodyrl import api
-from embodyrl.cli.arguments import CommandLineError
+from embodyrl.cli.arguments import CommandLineError, check_place
 from embodyrl.config import ConfigUse, LoadedConfig, load_config
 from embodyrl.errors import shell_command
 from embodyrl.evaluation.journal import is_journal, read_command
 from embodyrl.hub import parse_repo, push, readable_size
 from embodyrl.models.saved import own_folder_settings
-from embodyrl.runner.checkpoint import find_and_tell
+from embodyrl.runner.checkpoint import find_and_tell, to_act
 from embodyrl.runner.rundir import read_saved
 from embodyrl.runner.session import go_on, start
 from embodyrl.runner.start_rules import start_rules
@@ -59,16 +59,25 @@ def sweep(source: str | None, overrides: Sequence[str], *, seeds: str | None, at
     return start_sweep(load, overrides, seeds=seeds, wish=Wish(at_once=at_once, trust=trust)).exit_code
 
 
-def resume(run_dir: Path, overrides: Sequence[str], *, at_once: int | None = None, trust: bool = False) -> int:
-    """Continue a run from its last checkpoint, a sweep, or evaluations; returns the exit code. `trust` runs its
-    plug-ins, whoever wrote them."""
+def resume(
+    run_dir: Path,
+    overrides: Sequence[str],
+    *,
+    at_once: int | None = None,
+    without_replay: bool = False,
+    trust: bool = False,
+) -> int:
+    """Continue a run from its last checkpoint, a sweep, or evaluations; returns the exit code. `without_replay`
+    continues with an empty one; `trust` runs its plug-ins, whoever wrote them."""
+    if without_replay and (is_journal(run_dir) or is_sweep(run_dir)):
+        raise CommandLineError(f"--without-replay is for a run, and {run_dir} is none: give the folder of one run")
     if is_journal(run_dir):
         return _resume_evaluations(run_dir, overrides, at_once=at_once, trust=trust)
     if is_sweep(run_dir):
         return go_on_with_sweep(run_dir, Wish(at_once=at_once, overrides=overrides, trust=trust)).exit_code
     if at_once is not None:
         raise CommandLineError(f"--at-once is for sweeps, and {run_dir} is none")
-    return go_on(run_dir, overrides, trust=trust).exit_code
+    return go_on(run_dir, overrides, without_replay=without_replay, trust=trust).exit_code
 
 
 def _resume_evaluations(folder: Path, overrides: Sequence[str], *, at_once: int | None, trust: bool) -> int:
@@ -76,12 +85,12 @@ def _resume_evaluations(folder: Path, overrides: Sequence[str], *, at_once: int 
     if overrides or at_once is not None:
         what = ", ".join([*overrides, *([] if at_once is None else ["--at-once"])])
         raise CommandLineError(
-            f"{folder} is an evaluation, which goes on as it began: leave out {what}, or evaluate into another folder"
+            f"{folder} is an evaluation, which continues as it began: leave out {what}, or evaluate into another folder"
         )
     asked = read_command(folder)
     if asked.has_config:
         raise CommandLineError(
-            f"{folder} was begun in Python with a config of its own: go on there, with the same arguments and "
+            f"{folder} was begun in Python with a config of its own: continue it there, with the same arguments and "
             f"embodyrl.compare(..., out={str(folder)!r}, resume=True)"
         )
     if missing := asked.missing():
@@ -125,6 +134,8 @@ class Evaluated:
 def evaluate(path: str, overrides: Sequence[str], asked: Evaluated | None = None, *, trust: bool = False) -> int:
     """Evaluate a checkpoint; returns the exit code. `trust` runs the checkpoint's plug-ins, whoever wrote them."""
     asked = asked or Evaluated()
+    check_place(asked.out, "--out")
+    check_place(asked.video, "--video")
     if asked.is_plain:
         api.evaluate(path, overrides, sample=asked.sample, video=asked.video, progress=True, trust=trust)
     else:
@@ -144,7 +155,7 @@ def evaluate(path: str, overrides: Sequence[str], asked: Evaluated | None = None
 
 @dataclass(frozen=True)
 class Upload:
-    """Where an export goes on the hub."""
+    """Destination of an export on the hub."""
 
     repo: str
     """`owner/name`."""
@@ -162,7 +173,7 @@ def export(
         check_upload(upload)
     elif out is None:
         raise CommandLineError("nothing says where the policy goes: give --out DIR, --push OWNER/NAME or both")
-    checkpoint = find_and_tell(path)
+    checkpoint = find_and_tell(path, to_act)
     loaded = read_saved(checkpoint, [], trust=trust)
 
     from embodyrl.runner.export import export as write
@@ -175,7 +186,7 @@ def export(
         say(f"exported {checkpoint}{place}  ({size}; {checked})")
         if out is not None and not adapter:
             settings = own_folder_settings(loaded.config.model, str(out))
-            print(f"next: {shell_command('run', out / 'training.yaml', *settings, 'run.dir=NEW')}", flush=True)
+            say(f"next: {shell_command('run', out / 'training.yaml', *settings, 'run.dir=NEW')}")
         if upload is not None:
             agreed = agrees(upload, size)
             print(f"uploaded: {push(folder, upload.repo, public=upload.public)}" if agreed else "nothing was uploaded")
@@ -187,11 +198,11 @@ def check_upload(upload: Upload) -> None:
 
     Raises:
         HubError: the name is malformed.
-        CommandLineError: nobody can be asked, and `--yes` is not given.
+        CommandLineError: stdin is no terminal, and `--yes` is not given.
     """
     parse_repo(upload.repo)
     if not upload.is_agreed and not sys.stdin.isatty():
-        raise CommandLineError(f"nobody can be asked here whether to upload to {upload.repo}: add --yes to agree")
+        raise CommandLineError(f"stdin is no terminal: add --yes to agree to the upload to {upload.repo}")
 
 
 def agrees(upload: Upload, size: str) -> bool:

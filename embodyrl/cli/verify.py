@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from embodyrl import api
-from embodyrl.errors import shell_command, without_controls
+from embodyrl.errors import shell_command
+from embodyrl.screen import say
+from embodyrl.terminal import Console
 
 if TYPE_CHECKING:  # imports torch
     from embodyrl.evaluation.verification import Verification
@@ -24,19 +25,19 @@ def show(path: str, episodes: int | None, *, as_json: bool, trust: bool) -> int:
     if as_json:
         print(json.dumps(found.to_plain(), indent=2, allow_nan=False))
         return found.exit_code
-    console = Console(highlight=False)
-    console.print(escape(without_controls(f"{found.lock}  (iteration {found.iteration})")), soft_wrap=True)
+    console = Console()
+    console.print(f"{found.lock}  (iteration {found.iteration})", soft_wrap=True)
     console.print(_table(found))
     for line in closing_lines(found):
-        console.print(escape(without_controls(line)), soft_wrap=True)
+        console.print(line, soft_wrap=True)
     return found.exit_code
 
 
 def write(path: str, *, trust: bool) -> int:
     """Write a lock of what this machine gives; returns the exit code."""
-    print(f"playing the evaluation of {path} ...", flush=True)
+    say(f"playing the evaluation of {path} ...")
     lock = api.write_lock(path, trust=trust)
-    print(f"written to {lock}\nnext: {shell_command('verify', path)}   (elsewhere, or after an upgrade)")
+    say(f"written to {lock}\nnext: {shell_command('verify', path)}   (elsewhere, or after an upgrade)")
     return 0
 
 
@@ -50,7 +51,7 @@ def _table(found: Verification) -> Table:
         style = "yellow" if changed else STYLES[layer.state]
         text = "\n".join(map(str, found.changes)) if changed else layer.text
         state = "changed" if changed else layer.state
-        table.add_row(layer.name, f"[{style}]{state}[/]", escape(without_controls(text)))
+        table.add_row(layer.name, Text(state, style), text)
     return table
 
 
@@ -65,7 +66,10 @@ def closing_lines(found: Verification) -> list[str]:
             f"{high:+.2f}] (95 %, the same start states; {pairs.only_first} lost, {pairs.only_second} won)"
         )
     elif found.first is not None:
-        lines.append("success: not compared (the policy was not evaluated when it was saved, or --episodes 0)")
+        lines.append(
+            "success: not compared (the policy was not evaluated when it was saved, its simulator does not say what "
+            "success is, or --episodes 0)"
+        )
     return lines + [f"remedy: {remedy}" for remedy in found.remedies]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -17,7 +17,8 @@ from embodyrl.errors import shell_command, without_controls
 from embodyrl.runner.checkpoint import published
 from embodyrl.runner.stopping import Interrupted
 from embodyrl.runner.watching import ENDED, RunView, RunWatcher, Status, find_runs
-from embodyrl.screen import duration, fold
+from embodyrl.screen import counted, duration, fold
+from embodyrl.terminal import Console
 from embodyrl.tracking.console import FIRST, ITERATION, LAST, SPLIT, cells_of, columns_for, split_of_time, table
 
 LOOK_EVERY_S = 1.0
@@ -29,9 +30,8 @@ QUIET_S = 120.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 CURVES = (
     ("held out", "eval/success_once"),
-    ("success", "env/success_once"),
     ("success", "env/success_recent"),
-    ("return", "env/return"),
+    ("return", "env/return_recent"),
     ("loss", "train/loss"),
     ("entropy", "train/entropy"),
     ("kl", "train/approx_kl"),
@@ -56,7 +56,7 @@ def watch(folder: Path, *, once: bool) -> int:
     """
     runs = find_runs(folder)
     watchers = [RunWatcher(path) for path in runs]
-    console = Console(highlight=False)
+    console = Console()
 
     def look() -> tuple[RenderableType, bool]:
         views = [watcher.look() for watcher in watchers]
@@ -97,7 +97,7 @@ def draw(view: RunView, width: int) -> Group:
         parts.append(_row("speed", speed))
     if (memory := view.memory()) is not None:
         size, count = memory
-        parts.append(_row("memory", f"{size / 2**30:.1f} GiB in {count} processes"))
+        parts.append(_row("memory", f"{size / 2**30:.1f} GiB in {counted(count, 'process')}"))
     parts += [Text(fold(f"  {line[11:19]}   {line[21:]}", width), "yellow") for line in view.notes[-SHOWN_NOTES:]]
     if newest := view.training[-SHOWN_ROWS:]:
         columns = (FIRST, *columns_for(newest[-1]), LAST[0])
@@ -162,10 +162,12 @@ def _evaluated(row: dict[str, Any]) -> str:
     mean = row.get("eval/return")
     reward = "" if mean is None else f"  return {mean:.2f}"
     episodes = row.get("eval/episodes") or 0.0
-    return (
-        f"success {row['eval/success_once']:.2f}{interval}{reward}  "
-        f"{episodes:.0f} episodes, iteration {row['iteration']}"
-    )
+    return f"success {_rate(row)}{interval}{reward}  {counted(int(episodes), 'episode')}, iteration {row['iteration']}"
+
+
+def _rate(row: dict[str, Any]) -> str:
+    rate = row.get("eval/success_once")
+    return "-" if rate is None else f"{rate:.2f}"
 
 
 def _curves(view: RunView) -> list[tuple[str, list[float]]]:
@@ -205,11 +207,11 @@ def draw_all(views: Sequence[RunView], folder: Path, width: int) -> Group:
     """Return a line for each of several runs."""
     lines = []
     for view in views:
-        name = str(view.path.relative_to(folder)) if view.path != folder else view.name
+        name = without_controls(str(view.path.relative_to(folder))) if view.path != folder else view.name
         of = "" if view.iterations is None else f"/{view.iterations}"
         left = "" if view.left_s is None else f"  {duration(view.left_s)} left"
         curves = dict(reversed(_curves(view)))
-        success = "" if view.evaluation is None else f"  success {view.evaluation['eval/success_once']:.2f}"
+        success = "" if view.evaluation is None else f"  success {_rate(view.evaluation)}"
         lines.append((name, view.status, f"{view.iteration}{of}{success}{left}", curves.get("return")))
     longest = max(len(name) for name, *_ in lines)
     drawn = []

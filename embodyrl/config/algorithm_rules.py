@@ -137,7 +137,7 @@ def async_rollouts_can_be(config: Config) -> Iterator[ConfigIssue]:
     if not config.placement.rollout.workers:
         yield ConfigIssue(
             ("rollout.mode", "placement.rollout.workers"),
-            "rollout.mode is async, but the ranks roll out themselves, so nobody can meanwhile",
+            "rollout.mode is async, which needs rollout workers, and there are none: the ranks roll out themselves",
             "set placement.rollout.workers to 1 or more, or rollout.mode to sync",
         )
     loss = config.algorithm.loss.name
@@ -174,8 +174,18 @@ def only_async_rollouts_are_stale(config: Config) -> Iterator[ConfigIssue]:
 
 
 def staleness_notes(config: Config) -> list[str]:
-    """Return a note if chunks of much older policies are learned from more than once."""
+    """Return a note if chunks of much older policies are learned from more than once, or if nothing is ahead of
+    learning and the numbers are still not those of `sync`."""
     rollout, epochs = config.rollout, config.algorithm.epochs
+    workers, ranks = config.placement.rollout.workers, config.engine.parallel.world_size
+    ranks = ranks if isinstance(ranks, int) else 1
+    numbers_differ = rollout.blocks == "auto" and workers != ranks
+    if rollout.mode is RolloutMode.async_ and not rollout.max_staleness and numbers_differ:
+        return [
+            f"rollout.max_staleness = 0 gives the numbers of rollout.mode=sync only with as many blocks of envs, and "
+            f"rollout.blocks is auto: {workers} here, one for each rollout worker, and {ranks} without workers, one "
+            f"for each rank. To compare the two, set rollout.blocks={workers} in both"
+        ]
     if rollout.mode is not RolloutMode.async_ or rollout.max_staleness < 2 or epochs < 2:
         return []
     return [

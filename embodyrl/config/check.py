@@ -23,7 +23,7 @@ from embodyrl.config.fields import (
 )
 from embodyrl.config.files import UNREADABLE, list_options, usual_option
 from embodyrl.config.issues import ConfigIssue, KeyPath, LackingHere, Location, dotted
-from embodyrl.config.renames import new_name_of, renamed_below, renamed_component
+from embodyrl.config.renames import PEERS, new_name_of, peers_words, renamed_below, renamed_component
 from embodyrl.config.values import MISSING, WITHOUT_CONTROLS, check_value, is_missing, keys, nested, show
 from embodyrl.errors import has_controls, near_match, without_controls
 from embodyrl.registry import Registry
@@ -129,13 +129,17 @@ class _Checker:
         self.fault(path, f"{dotted(path)} is missing", f"{remedy} ({words.rstrip('.')})" if words else remedy)
 
     def unknown_key(self, legal: list[str], path: KeyPath) -> None:
-        """Report a key that the schema does not have. For a section of renamed settings, report each of these."""
-        renamed = list(renamed_below(self.settings.data, path))
-        for old, new in renamed:
-            remedy = new_name_of(self.schema, self.settings.data, new)
-            self.fault(old, f"unknown key {dotted(old)!r}", remedy, at_key=True)
-        if not renamed:
-            self.fault(path, f"unknown key {dotted(path)!r}", self.where_it_belongs(legal, path), at_key=True)
+        """Report a key that the schema does not have. For a section with renamed settings, or with words of other
+        libraries, report each of these."""
+        data = self.settings.data
+        remedies = {old: new_name_of(self.schema, data, new) for old, new in renamed_below(data, path)}
+        key, here = str(path[-1]), path[:-1]
+        is_ours = bool(here) and near_match(key, legal, cutoff=0.8) is not None
+        is_ours |= here in COMPONENTS and bool(owners_of(COMPONENTS[here], key))
+        if not remedies and not is_ours:
+            remedies = {word: f"in embodyrl: {PEERS[str(word[-1])]}" for word in peers_words(data, path)}
+        for where, remedy in (remedies or {path: self.where_it_belongs(legal, path)}).items():
+            self.fault(where, f"unknown key {dotted(where)!r}", remedy, at_key=True)
 
     def where_it_belongs(self, legal: list[str], path: KeyPath) -> str:
         """Return the remedy for an unknown key: a near match here, the same key elsewhere, or the list of keys."""
@@ -196,7 +200,7 @@ class _Checker:
     def entries(self, setting: Setting, kind: Any, value: Any, path: KeyPath) -> None:
         """Check a list, entry by entry."""
         if not isinstance(value, list):
-            entries = [_bare(value)] * (len(setting.default) or 1 if not setting.required else 1)
+            entries = [_bare(value)] * (len(setting.default or ()) or 1 if not setting.required else 1)
             self.fault(path, f"{dotted(path)} must be a list, got {show(value)}", f"write [{', '.join(entries)}]")
             return
         for index, entry in enumerate(value):

@@ -413,13 +413,14 @@ def nearest_option(option: str, options: list[str]) -> str:
     return _suggest(near_option(option, options), "options", options)
 
 
-MOST_LISTED = 12
-"""Longest list of names that follows a near match."""
+MOST_LISTED = 20
+"""Longest list of names in a remedy."""
 
 
 def _suggest(near: str | None, what: str, names: list[str]) -> str:
-    if near and len(names) > MOST_LISTED:
-        return f"did you mean {near!r}? (`embodyrl list configs` shows all {what})"
+    if len(names) > MOST_LISTED:
+        all_of_them = f"`embodyrl list configs` shows all {what}"
+        return f"did you mean {near!r}? ({all_of_them})" if near else all_of_them
     listed = ", ".join(names)
     return f"did you mean {near!r}? ({what}: {listed})" if near else f"choose one of: {listed}"
 

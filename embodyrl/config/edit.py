@@ -92,14 +92,25 @@ def _with_list(text: str, root: yaml.MappingNode, data: dict[str, Any], group: s
     """Return text and data of a file that gets a defaults list, in front of its first setting."""
     if root.flow_style:
         raise EditError("its settings are in braces")
-    place = root.value[0][0].start_mark.index
+    place = _start_of_comment(text, root.value[0][0].start_mark.index)
     listed = f"defaults:\n{INDENT}- {group}: {option}\n{INDENT}- _self_\n"
     return text[:place] + listed + text[place:], {"defaults": [{group: option}, "_self_"], **data}
 
 
+def _start_of_comment(text: str, place: int) -> int:
+    """Return where the comment right above a setting begins; `place`, where the setting does, if it has none of its
+    own: comments that a file begins with are about the file."""
+    lines = text[:place].splitlines(keepends=True)
+    own = len(lines)
+    while own and lines[own - 1].startswith("#"):
+        own -= 1
+    return sum(map(len, lines[:own])) if own else place
+
+
 def _bare(key: str) -> str:
     """Return the group of a key in a defaults list: `override /env` is `env`."""
-    return key.split()[-1].lstrip("/").partition("@")[0] if key.split() else key
+    words = str(key).split()
+    return words[-1].lstrip("/").partition("@")[0] if words else str(key)
 
 
 def _root(text: str) -> yaml.MappingNode:
@@ -110,7 +121,10 @@ def _root(text: str) -> yaml.MappingNode:
 
 
 def _data(text: str) -> dict[str, Any]:
-    data: dict[str, Any] = _unshared(yaml.load(text, PlainLoader))
+    try:
+        data: dict[str, Any] = _unshared(yaml.load(text, PlainLoader))
+    except Exception as error:  # constructors of YAML raise whatever they come across
+        raise EditError(f"it cannot be read ({type(error).__name__})") from error
     return data
 
 

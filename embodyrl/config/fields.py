@@ -19,7 +19,7 @@ from typing import Any
 import embodyrl.registry
 from embodyrl.config.issues import ConfigIssue, KeyPath
 from embodyrl.config.values import check_value, choices_in
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, line_of
 from embodyrl.registry import Registry
 
 
@@ -281,24 +281,26 @@ def check_options(options: type) -> Sequence[ConfigIssue]:
     """Return the faults of a component's options: fields with a type that no setting can have, defaults that their own
     type or limits exclude, and values that are no field. `where` is left to the caller."""
     if "__dataclass_fields__" not in vars(options) and inspect.get_annotations(options):
-        message = f"{options.__qualname__} is no dataclass, so that what it declares is no option"
+        message = f"{options.__qualname__} is no dataclass, so that what it declares is no option{line_of(options)}"
         return [ConfigIssue((), message, "write @dataclass(frozen=True, kw_only=True) above it")]
     try:
         settings = settings_of(options)
     except Exception as error:  # a name that is not defined, or an annotation that is no type
         message = f"the annotations of {options.__qualname__} cannot be read: {type(error).__name__}: {error}"
+        message += line_of(options)
         return [ConfigIssue((), message, "import types of options where the class is, not under TYPE_CHECKING")]
-    found = [issue for setting in settings.values() for issue in _check_option(setting, options.__qualname__)]
+    found = [issue for setting in settings.values() for issue in _check_option(setting, options)]
     for name, value in vars(options).items():
         if name not in settings and not name.startswith("_") and isinstance(value, (*SINGLE, list, dict)):
-            message = f"{name!r} of {options.__qualname__} has no type, so that it is no option"
+            message = f"{name!r} of {options.__qualname__} has no type, so that it is no option{line_of(options, name)}"
             found.append(ConfigIssue((), message, f"write `{name}: {type(value).__name__} = setting({value!r})`"))
     return found
 
 
-def _check_option(setting: Setting, owner: str) -> Iterator[ConfigIssue]:
-    """Check the type and the default of one option of the class `owner`."""
-    what = f"option {setting.name!r} of {owner}"
+def _check_option(setting: Setting, owner: type) -> Iterator[ConfigIssue]:
+    """Check the type, limits and default of one option of the class `owner`."""
+    what, place = f"option {setting.name!r} of {owner.__qualname__}", line_of(owner, setting.name)
+    low, high = (setting.field.metadata.get(name) for name in ("low", "high"))
     if not _is_supported(setting):
         kind = setting.field.type
         text = kind if isinstance(kind, str) else inspect.formatannotation(kind)
@@ -307,13 +309,16 @@ def _check_option(setting: Setting, owner: str) -> Iterator[ConfigIssue]:
             hint = f"write `{setting.name}: {instead}`, or {hint}"
         if set(setting.kinds) & {int, float} and str in setting.kinds:
             hint = 'name the legal texts, as in `setting(1, words=("auto",))`'
-        yield ConfigIssue((), f"{what} has the type {text}, which no option can have", hint)
+        yield ConfigIssue((), f"{what} has the type {text}, which no option can have{place}", hint)
+    elif low is not None and high is not None and low > high:
+        message = f"{what} has low={low:g} above high={high:g}, so that no value is legal{place}"
+        yield ConfigIssue((), message, f"write low={high:g}, high={low:g}")
     elif setting.section is not None:
         yield from check_options(setting.section)
     elif not setting.required:
         problem = _check_default(setting)
         if problem is not None:
-            yield ConfigIssue((), f"the default of {what} {problem.message}", problem.hint)
+            yield ConfigIssue((), f"the default of {what} {problem.message}{place}", problem.hint)
 
 
 def _is_supported(setting: Setting) -> bool:

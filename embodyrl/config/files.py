@@ -65,8 +65,14 @@ class Document:
     """False if the faults leave no data."""
 
 
-def read_document(path: Path, label: str) -> Document:
-    """Read a YAML file with `PlainLoader`. Faults of its contents are recorded, not raised."""
+def read_document(path: Path, label: str, *, any_interpolation: bool = False) -> Document:
+    """Read a YAML file with `PlainLoader`. Faults of its contents are recorded, not raised.
+
+    Args:
+        path: the file.
+        label: its name in messages.
+        any_interpolation: leave `${...}` as it is written, whatever it is; nobody resolves it.
+    """
     document = Document(label)
     try:
         with path.open(encoding="utf-8") as file:
@@ -76,7 +82,7 @@ def read_document(path: Path, label: str) -> Document:
             return document
         loader = _BoundedLoader(text)
         root = loader.get_single_node()
-        _Walker(document, loader).walk_root(root)
+        _Walker(document, loader, any_interpolation).walk_root(root)
     except OSError as error:
         _unreadable(document, Location(label), f"the file cannot be read: {error.strerror}", "check its permissions")
     except UnicodeDecodeError as error:
@@ -150,8 +156,9 @@ def _syntax_error(error: yaml.MarkedYAMLError, label: str) -> tuple[Location, st
 class _Walker:
     """Turns a tree of YAML nodes into plain data."""
 
-    def __init__(self, document: Document, loader: PlainLoader) -> None:
+    def __init__(self, document: Document, loader: PlainLoader, any_interpolation: bool) -> None:
         self.document = document
+        self.any_interpolation = any_interpolation
         self.loader = loader
         self.open_nodes: list[int] = []
         self.count = 0
@@ -211,7 +218,8 @@ class _Walker:
         if is_number and node.style is None and _ODD_NUMBER.search(node.value):
             message = f"{dotted(path)}: YAML reads {node.value} as {value}"
             self.fault(node, path, message, f"write {value} if that is meant")
-        problem = check_interpolations(value) if isinstance(value, str) else None
+        is_checked = isinstance(value, str) and not self.any_interpolation
+        problem = check_interpolations(value) if is_checked else None
         if problem is not None:
             self.fault(node, path, f"{dotted(path)} {problem.message}", problem.hint)
             return UNREADABLE
@@ -307,6 +315,12 @@ def list_options(group: str, folders: tuple[Path, ...] | None = None) -> list[st
     return sorted(found)
 
 
+def group_settings(group: str, option: str) -> dict[str, Any]:
+    """Return the settings in the file of a shipped option."""
+    data: dict[str, Any] = yaml.load((builtin_folder() / group / f"{option}.yaml").read_text(), PlainLoader)
+    return data
+
+
 def usual_option(group: str) -> str | None:
     """Return the option of a config group that the default experiment has, or None."""
     text = (builtin_folder() / EXPERIMENTS / f"{DEFAULT_EXPERIMENT}.yaml").read_text()
@@ -393,7 +407,7 @@ def _missing(path: Path) -> ConfigIssue:
         return ConfigIssue((), "no such file", f"did you mean {str(path.with_name(near))!r}?", where)
     name = str(path).removesuffix(".yaml")
     near = near_option(name, experiments)
-    hint = f"did you mean {near!r}?" if near else f"built-in experiments: {', '.join(experiments)}"
+    hint = f"did you mean {near!r}?" if near else "`embodyrl list configs` shows the built-in experiments"
     return ConfigIssue((), "no such file", hint, where)
 
 

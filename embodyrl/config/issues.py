@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from embodyrl.errors import UserError
+from embodyrl.screen import counted
 
 KeyPath = tuple[str | int, ...]
 """Path of a setting: `("env", "tasks", 0)`."""
@@ -98,8 +99,7 @@ class ConfigError(UserError):
 
     def __init__(self, faults: Sequence[ConfigIssue], mended: str = "") -> None:
         self.faults = tuple(faults)
-        count = len(self.faults)
-        lines = [*map(str, self.faults), f"{count} fault{'' if count == 1 else 's'}; nothing was started."]
+        lines = [*map(str, self.faults), f"{counted(len(self.faults), 'fault')}; nothing was started."]
         super().__init__("\n".join([*lines, mended]).rstrip("\n"))
 
 

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-import embodyrl.config.placement_rules  # noqa: F401  # the module adds its rules
+import embodyrl.config.placement_rules  # the module adds its rules
+import embodyrl.config.plugin_rules  # noqa: F401  # this one, too
 from embodyrl.config.algorithm_rules import algorithm_notes, staleness_notes  # this one, too
 from embodyrl.config.build import build_draft, count_settings, with_values
 from embodyrl.config.check import check_settings
@@ -213,7 +214,7 @@ def _finish(
     """Apply overrides, plug-ins and interpolations, and check the result.
 
     A saved config that names code or environment variables must be this user's own, unless `trust` is set. It may be of
-    an earlier version. Last come the values of `fix`, in the places of those that they mend.
+    an earlier version. Last come the values of `fix`, in the places of those that they fix.
     """
     settings = composed.settings
     doubts = None if saved is None or trust else saved.doubts(claims(settings.data))
@@ -222,8 +223,9 @@ def _finish(
     others.sort(key=lambda override: not _chooses(override))  # choosing a component resets its options: choose first
     faults = [*composed.faults, *asked.faults, *_apply(settings, code)]
     if doubts is not None:
-        modules = dict.fromkeys(name for _, name in named_modules(settings))
-        _refuse(source, doubts, "run the Python code of", list(modules), "that code")
+        modules = ", ".join(dict.fromkeys(name for _, name in named_modules(settings)))
+        where = [f"{modules} (in {str(source.plugin_dir)!r})"] if modules else []
+        _refuse(source, doubts, "run the Python code of", where, "that code")
     failed = import_plugins(settings, source.plugin_dir)
     faults += failed
     if saved is not None:

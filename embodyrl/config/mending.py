@@ -17,7 +17,7 @@ ROUNDS = 8
 
 
 def fixes_of(faults: Sequence[ConfigIssue]) -> dict[KeyPath, Any]:
-    """Return the values with which faults are mended, of several for a setting the first."""
+    """Return the values with which faults are fixed, of several for a setting the first."""
     found: dict[KeyPath, Any] = {}
     for fault in faults:
         for name, value in fault.fix.items():
@@ -60,7 +60,7 @@ def apply_fix(settings: Settings, fix: Mapping[KeyPath, Any], whole: Location) -
 
 
 def paste(fix: Mapping[KeyPath, Any], faults: Sequence[ConfigIssue], composed: Composed) -> str:
-    """Return the lines that mend faults, for the user to copy; empty where the faults' own remedies say as much."""
+    """Return the lines that fix faults, for the user to copy; empty where the faults' own remedies say as much."""
     values = {path: value for path, value in fix.items() if value is not LEAVE_OUT}
     if len(values) < 2:
         return ""

@@ -158,7 +158,9 @@ ORIGIN_FILE = "origin.json"
 TRAINING_FILE = "training.yaml"
 """In an exported policy: the config of the run that it comes from."""
 SAVED = (ORIGIN_FILE, "manifest.json", "policy.json", "base.json", TRAINING_FILE)
-"""Files that mark a folder as written by a run, not manually."""
+"""Files that mark a folder as a run's, a checkpoint or an exported policy, not written manually."""
+OF_A_RUN = ("checkpoints", "metrics.jsonl", "run.log", ".lock")
+"""What marks a run directory whose origin is missing: a stranger can leave it out, and an own run has it."""
 KEY_FILE = "embodyrl/key"
 KEY_PLACE = f"$XDG_STATE_HOME (~/.local/state)/{KEY_FILE}"
 """Location of the key, for messages."""
@@ -221,7 +223,7 @@ def _interpolated(value: Any, place: str) -> Iterator[str]:
 def read_saved(config_file: Path) -> Saved | None:
     """Read the origin of a config file that a run wrote; None for one that was written manually."""
     folder = config_file.absolute().parent
-    if not any((folder / name).exists() for name in SAVED):
+    if _whole(folder) == folder and not any(os.path.lexists(folder / name) for name in (*SAVED, *OF_A_RUN)):
         return None
     found = read_origin(folder)
     named = Path(found.get("plugin_dir", folder))
@@ -254,7 +256,7 @@ def can_sign() -> bool:
 
 def _whole(folder: Path) -> Path:
     """Return the run directory of a checkpoint, else the folder itself."""
-    return folder.parent.parent if folder.parent.name == "checkpoints" else folder
+    return folder.parent.parent if folder.parent.name == OF_A_RUN[0] else folder
 
 
 def _key() -> bytes | None:

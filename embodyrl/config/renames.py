@@ -1,7 +1,9 @@
-"""Names that have changed: settings, options, registered components, metrics, columns of batches.
+"""Names that have changed: settings, options, registered components, metrics, columns of batches; and the names that
+other libraries have for settings and commands.
 
 A row of a table is all that a renaming takes. An old name in a user's YAML or on the command line is answered with the
-new one, and files that an earlier version wrote are read under the new names.
+new one, and files that an earlier version wrote are read under the new names. A name of another library is answered
+with what it is here.
 """
 
 from __future__ import annotations
@@ -70,6 +72,146 @@ ONCE_OF_ALL_FILTERS = ("algorithm.filter.metric", "algorithm.filter.accuracy_low
 filter it chose."""
 
 
+_ROLLED_OUT = "env.num_envs * rollout.num_chunks"
+_MINIBATCH = f"algorithm.minibatches = {_ROLLED_OUT} / batch size"
+_SERVICE = "tracking.sinks, as in tracking.sinks=[console,jsonl,wandb]"
+_MIGRATE = "`embodyrl migrate` converts a config of RLinf"
+_WEIGHTS = "model.checkpoint, a folder or hf://owner/name"
+_DATA = "data.path, a folder or hf://datasets/owner/name"
+_STEPS = "run.iterations * data.steps when learning from demonstrations, else run.iterations"
+_ONE_ITERATION = f"run.iterations; one iteration is {_ROLLED_OUT} * rollout.chunk_size steps"
+
+PEERS: dict[str, str] = {
+    # simulators and rollouts
+    "n_envs": "env.num_envs",
+    "total_num_envs": "env.num_envs",
+    "env_id": "env.tasks=[ID], with env=gym/pendulum for an id of Gymnasium",
+    "n_steps": "rollout.num_chunks",
+    "num_steps": "rollout.num_chunks",
+    "max_steps_per_rollout_epoch": "rollout.num_chunks * rollout.chunk_size",
+    "rollout_epoch": "rollout.episodes_per_slot",
+    "auto_reset": "rollout.episodes: continuous resets by itself, whole does not",
+    "num_action_chunks": "rollout.chunk_size",
+    "n_action_steps": "rollout.chunk_size, or eval.actions of a longer chunk",
+    "specific_reset_id": "env.start_states",
+    "task_id_filter": "env.tasks",
+    # length of a run
+    "total_timesteps": _ONE_ITERATION,
+    "steps": _STEPS,
+    "max_steps": "run.iterations, or env.max_episode_steps for the length of an episode",
+    "max_epochs": "run.iterations",
+    "num_train_steps": _STEPS,
+    "save_freq": "run.save_every, in iterations",
+    "save_interval": "run.save_every",
+    "eval_freq": "run.eval_every, in iterations",
+    "val_check_interval": "run.eval_every",
+    "n_eval_episodes": "eval.episodes",
+    "only_eval": "`embodyrl eval CHECKPOINT`",
+    "resume_dir": "`embodyrl resume RUN`",
+    # updates
+    "batch_size": f"{_MINIBATCH}; with a replay algorithm.off_policy.batch_size, with demonstrations data.batch_size",
+    "minibatch_size": _MINIBATCH,
+    "global_batch_size": f"{_MINIBATCH}; with demonstrations data.batch_size",
+    "num_minibatches": "algorithm.minibatches",
+    "n_epochs": "algorithm.epochs",
+    "update_epoch": "algorithm.epochs",
+    "update_epochs": "algorithm.epochs",
+    "learning_rate": "engine.optimizer.lr",
+    "optimizer_lr": "engine.optimizer.lr",
+    "value_lr": "engine.optimizer.critic_lr",
+    "anneal_lr": "engine.optimizer.schedule, constant or linear",
+    "lr_schedule": "engine.optimizer.schedule",
+    "lr_scheduler": "engine.optimizer.schedule",
+    "warmup_steps": "engine.optimizer.warmup, in iterations",
+    "lr_warmup_steps": "engine.optimizer.warmup, in iterations",
+    "adam_eps": "engine.optimizer.eps",
+    "clip_grad": "engine.optimizer.max_grad_norm",
+    "grad_clip_norm": "engine.optimizer.max_grad_norm",
+    "clip_range": "algorithm.loss.clip_low and algorithm.loss.clip_high",
+    "clip_coef": "algorithm.loss.clip_low and algorithm.loss.clip_high",
+    "clip_ratio_low": "algorithm.loss.clip_low",
+    "clip_ratio_high": "algorithm.loss.clip_high",
+    "clip_range_vf": "algorithm.value_clip",
+    "ent_coef": "algorithm.entropy_coef; with a replay algorithm.off_policy.temperature",
+    "entropy_bonus": "algorithm.entropy_coef",
+    "vf_coef": "algorithm.value_coef",
+    "kl_beta": "algorithm.kl_coef",
+    "kl_penalty": "algorithm.kl_estimator",
+    "gae_lambda": "algorithm.advantage.gae_lambda",
+    "norm_adv": "algorithm.normalize_advantages",
+    "normalize_advantage": "algorithm.normalize_advantages",
+    "reward_coef": "algorithm.reward_scale",
+    "adv_type": "algorithm, as in algorithm=grpo, or algorithm.advantage alone",
+    "loss_type": "algorithm.loss",
+    "logprob_type": "algorithm.logprob_level",
+    "loss_agg_func": "algorithm.aggregation",
+    "filter_rewards": "algorithm=dapo and algorithm.filter",
+    # replays
+    "buffer_size": "algorithm.off_policy.replay.capacity",
+    "learning_starts": "algorithm.off_policy.replay.start_after",
+    "gradient_steps": "algorithm.off_policy.updates_per_step",
+    "train_freq": "rollout.num_chunks, and algorithm.off_policy.updates_per_step",
+    "tau": "algorithm.off_policy.critics.tau",
+    # policies and demonstrations
+    "algo": "algorithm, as in algorithm=ppo",
+    "policy": "model, as in model=act, and model.checkpoint for its weights",
+    "policy_kwargs": "model, as in model.hidden_sizes=[64,64]",
+    "net_arch": "model.hidden_sizes",
+    "model_path": _WEIGHTS,
+    "policy_path": _WEIGHTS,
+    "pretrained_path": _WEIGHTS,
+    "dataset": _DATA,
+    "repo_id": _DATA,
+    "is_lora": "engine.lora.rank, 0 without adapters",
+    "lora_rank": "engine.lora.rank",
+    # machines, files, tracking
+    "component_placement": "placement for several machines; on one there is nothing to set",
+    "cuda": "engine.device",
+    "num_gpus": "engine.parallel.world_size",
+    "torch_deterministic": "engine.deterministic",
+    "exp_name": "run.name",
+    "experiment_name": "run.name",
+    "job_name": "run.name",
+    "output_dir": "run.dir",
+    "log_path": "run.dir",
+    "tensorboard_log": "tracking.sinks, which has tensorboard; its files are in the run directory",
+    "logger_backends": _SERVICE,
+    "track": _SERVICE,
+    "logger": _SERVICE,
+    "wandb": _SERVICE,
+    "wandb_enabled": _SERVICE,
+    "project_name": "tracking.service.project",
+    "wandb_project_name": "tracking.service.project",
+    "capture_video": "tracking.video.episodes",
+    # sections of a whole config of RLinf
+    "actor": _MIGRATE,
+    "cluster": _MIGRATE,
+    "runner": _MIGRATE,
+}
+"""Name of a setting in Stable-Baselines3, CleanRL, LeRobot, openpi or RLinf -> what it is here. Names that settings
+here have as well need no row: `gamma` is answered with `algorithm.gamma` anyway."""
+
+COMMANDS: dict[str, str] = {
+    "train": "run",
+    "learn": "run",
+    "fit": "run",
+    "finetune": "run",
+    "evaluate": "eval",
+    "test": "eval",
+    "enjoy": "eval",
+    "play": "eval",
+    "new": "init",
+    "create": "init",
+    "info": "doctor",
+    "rollout": "eval",
+    "record": "collect",
+    "convert": "migrate",
+    "push": "export",
+    "plot": "report",
+}
+"""Word for a command elsewhere -> the command here."""
+
+
 def newest_name(name: str, table: dict[str, str]) -> str:
     """Return the present name of `name`, also where it changed more than once. Names without a row are unchanged."""
     for _ in table:  # a bound, in case rows lead in a circle
@@ -111,6 +253,19 @@ def new_name_of(root: type, data: Any, new: KeyPath) -> str:
     if section is None or find_setting(root, data, new)[0] is not None:
         return f"renamed to {dotted(new)!r}"
     return f"renamed to {dotted(new)!r}, an option of {' and '.join(map(repr, owners_of(section, str(new[-1]))))}"
+
+
+def peers_words(data: Any, path: KeyPath) -> list[KeyPath]:
+    """Return the words of another library in an unknown key: of a top-level section those below it, else `path` itself
+    if it is one. Sections further down may be those of another component here."""
+    below = [(*path, *each) for each in _words_in(data[path[0]])] if len(path) == 1 else []
+    return below or ([path] if path[-1] in PEERS else [])
+
+
+def _words_in(section: Any) -> Iterator[KeyPath]:
+    for key, value in section.items() if isinstance(section, dict) else ():
+        deeper = list(_words_in(value)) or ([()] if key in PEERS else [])
+        yield from ((key, *each) for each in deeper)
 
 
 def convert_saved(settings: Settings, root: type) -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from embodyrl.config.rlinf_files import RLinfConfig, RLinfError
-from embodyrl.config.rlinf_notes import DEAD, NEEDLESS
+from embodyrl.config.rlinf_files import RLinfConfig, RLinfError, is_open
+from embodyrl.config.rlinf_notes import ABSENT, DEAD, NOTES, TWINS
 from embodyrl.config.rules import known_tasks
+from embodyrl.config.schema import EvalConfig, RunConfig
 from embodyrl.registry import SINKS
 
 MISSING = object()
-OFF = (None, False, -1, "", "None")
-"""Values that ask for nothing (and 0, which equals False)."""
+OPEN = "what OmegaConf would compute is not known here: write the value that it stands for"
+"""What is said of a value that is left as it is written."""
 ON_POLICY = {"gae": "ppo", "grpo": "grpo", "reinpp": "reinforce_pp"}
 """Advantages of RLinf, and the algorithm group that has the same."""
 LOSSES = ("actor", "actor_critic", "decoupled_actor_critic")
@@ -37,13 +38,21 @@ MODELS = {
     "openpi_rlinf": "pi0",
     "gr00t": "gr00t",
 }
-SUITES = {
+EARLIER = {
+    "algorithm.rollout_epoch": "env.train.rollout_epoch",
+    "algorithm.sampling_params.": "rollout.sampling_params.",
+}
+"""Keys, or beginnings of keys, that RLinf's earlier releases had in another place, and where they are now."""
+UNKNOWN = "no setting here is known to mean it"
+LIBERO = {
     "libero_spatial": "libero/spatial",
     "libero_object": "libero/object",
     "libero_goal": "libero/goal",
     "libero_10": "libero/long",
-    "metaworld_50": "metaworld/mt50",
+    "libero_90": "libero/spatial",
+    "libero_130": "libero/spatial",
 }
+"""Suites, and the group whose settings fit; of the last two its tasks do not."""
 NO_WEIGHTS = ("mlp", "cnn")
 """Models that begin with random weights."""
 
@@ -73,10 +82,15 @@ class Migration:
     """Keys of RLinf, and the setting that has their value."""
     differs: dict[str, str] = field(default_factory=dict)
     """Keys without a counterpart, or with one that is not quite the same, and the reason."""
+    written: dict[str, str] = field(default_factory=dict)
+    """Keys as the file writes them, where RLinf has them in another place now."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value; null counts as absent."""
+        """Return a value; null counts as absent, and so does a text that a resolver would replace, which is noted."""
         value = self.source.values.get(key)
+        if is_open(value):
+            self.differs[key] = OPEN
+            return default
         return default if value is None or value == "None" else value
 
     def number(self, key: str, default: float) -> float:
@@ -87,19 +101,33 @@ class Migration:
         """
         value = self.get(key, default)
         try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise RLinfError(f"{key} = {value!r} is no number", "write the number that it stands for") from None
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise RLinfError(f"{key} = {shown(value)} is no number", "write the number that it stands for")
+        return number
 
     def whole(self, key: str, default: int) -> int:
         """Return a value as a whole number."""
         return int(self.number(key, default))
 
+    def count(self, key: str, default: int) -> int:
+        """Return how many there are of something.
+
+        Raises:
+            RLinfError: it is no number, or none that something can be counted by.
+        """
+        value = self.whole(key, default)
+        if not 1 <= value <= MOST:
+            raise RLinfError(f"{key} = {value} is not within 1 .. {MOST}", "write how many there are")
+        return value
+
     def write(self, setting: str, value: Any, *keys: str, why: str = "") -> None:
         """Write a setting whose value follows from `keys`; those that are absent are left out."""
         present = [key for key in keys if key in self.source.values]
-        self.converted |= dict.fromkeys(present, setting)
-        note = " and ".join(present)
+        self.converted |= {key: setting for key in present if not is_open(self.source.values[key])}
+        note = " and ".join(self.written.get(key, key) for key in present)
         self.lines[setting] = Line(value, f"{note}: {why}" if note and why else note or why)
 
     def copy(self, setting: str, key: str, convert: Callable[[Any], Any] = lambda value: value, why: str = "") -> None:
@@ -120,25 +148,48 @@ class Migration:
     @property
     def needless(self) -> dict[str, str]:
         """Keys for which there is nothing to set here, and the reason."""
-        found = {}
-        for key in self._left:
-            if key not in self.differs and key not in DEAD:
-                pattern = next((pattern for pattern in NEEDLESS if fnmatch.fnmatchcase(key, pattern)), None)
-                if pattern is not None:
-                    found[key] = NEEDLESS[pattern]
-                elif self.source.values[key] in OFF:
-                    found[key] = "off, or not given"
-        return found
+        return {key: why for key, (needless, why) in self._explained.items() if needless}
 
     @property
     def without_counterpart(self) -> dict[str, str]:
         """Keys that have none here, or one that is not quite the same, and the reason if it is known."""
-        known = {**self.dead, **self.needless}
-        return {key: self.differs.get(key, "") for key in self._left if key not in known} | self.differs
+        return {key: why for key, (needless, why) in self._explained.items() if not needless} | self.differs
 
     @property
     def _left(self) -> list[str]:
         return [key for key in self.source.values if key not in self.converted]
+
+    @property
+    def _explained(self) -> dict[str, tuple[bool, str]]:
+        """Whether there is nothing to set for a key that is left, and the reason: both depend on its value."""
+        return {key: self._explain(key) for key in self._left if key not in self.differs and key not in DEAD}
+
+    def _explain(self, key: str) -> tuple[bool, str]:
+        value = self.source.values[key]
+        for pattern, note in NOTES.items():
+            if fnmatch.fnmatchcase(key, pattern):
+                return note.of(value)
+        for theirs, (ours, why) in TWINS.items():
+            twin = ours + key.removeprefix(theirs)
+            if key.startswith(theirs) and value not in ABSENT:
+                there = self.source.values.get(twin)
+                return (True, why) if value == there else (False, f"{why}, and {twin} = {there}")
+        if is_open(value):
+            return False, OPEN
+        asks_for_nothing = value is False or value in ABSENT or value == -1
+        return asks_for_nothing, "off, or not given" if asks_for_nothing else UNKNOWN
+
+
+def shown(value: Any) -> str:
+    """Return a value of a stranger's file as short text for a message."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+LONGEST = 80
+"""Characters of a value that a message shows."""
+MOST = 10**9
+"""Largest number of envs, steps, episodes that is read."""
 
 
 def convert(source: RLinfConfig) -> Migration:
@@ -147,18 +198,31 @@ def convert(source: RLinfConfig) -> Migration:
     Raises:
         RLinfError: its algorithm, model or simulator has no counterpart.
     """
-    found = Migration(source)
+    found = _in_todays_places(source)
     for convert_part in (_algorithm, _simulator, _model, _rollout, _update, _optimizer, _evaluation, _run):
         convert_part(found)
     return found
 
 
+def _in_todays_places(source: RLinfConfig) -> Migration:
+    """Return a migration whose keys are where today's RLinf has them."""
+    values: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    for key, value in source.values.items():
+        moved = next((now + key.removeprefix(then) for then, now in EARLIER.items() if key.startswith(then)), key)
+        now = key if moved in source.values else moved
+        values[now] = value
+        if now != key:
+            written[now] = key
+    return Migration(replace(source, values=values), written=written)
+
+
 def _refuse(key: str, value: Any, hint: str) -> RLinfError:
-    return RLinfError(f"{key} = {value} of RLinf has no counterpart", hint)
+    return RLinfError(f"{key} = {value if isinstance(value, str) else shown(value)} of RLinf has no counterpart", hint)
 
 
 def _algorithm(m: Migration) -> None:
-    advantage, loss = m.get("algorithm.adv_type", "none"), m.get("algorithm.loss_type", "none")
+    advantage, loss = (str(m.get(f"algorithm.{key}", "none")) for key in ("adv_type", "loss_type"))
     if loss not in LOSSES or advantage not in ON_POLICY:
         key, value = ("algorithm.loss_type", loss) if loss not in LOSSES else ("algorithm.adv_type", advantage)
         instead = f"{INSTEAD[loss]} comes near; " if loss in INSTEAD else ""
@@ -166,8 +230,7 @@ def _algorithm(m: Migration) -> None:
     m.groups["algorithm"] = ON_POLICY[advantage]
     m.converted |= {"algorithm.adv_type": "defaults: algorithm", "algorithm.loss_type": "algorithm.loss"}
     if loss == "decoupled_actor_critic":
-        m.write("algorithm.loss.name", "decoupled_ppo", "algorithm.loss_type")
-        m.differ("algorithm.loss_type", "asynchronous there; here: placement.rollout.workers=N rollout.mode=async")
+        _decoupled(m)
     m.copy("algorithm.loss.clip_low", "algorithm.clip_ratio_low")
     m.copy("algorithm.loss.clip_high", "algorithm.clip_ratio_high")
     m.copy("algorithm.gamma", "algorithm.gamma")
@@ -192,26 +255,56 @@ def _algorithm(m: Migration) -> None:
     for key in ("reward_type", "bootstrap_type"):
         if f"algorithm.{key}" not in m.differs and f"algorithm.{key}" in m.source.values:
             m.converted[f"algorithm.{key}"] = "the same by default"
-    if m.get("algorithm.filter_rewards"):
-        coef = m.number("env.train.reward_coef", 1.0)
-        bounds = [m.number(f"algorithm.rewards_{end}_bound", default) / coef for end, default in BOUNDS]
-        keys = ["algorithm.filter_rewards", "algorithm.rewards_lower_bound", "algorithm.rewards_upper_bound"]
-        m.groups["algorithm"] = "dapo"  # whose iteration has a stage that filters
-        m.write("algorithm.max_collections", 1, why="RLinf learns from the groups that are left")
-        m.write("algorithm.filter.name", "accuracy", keys[0])
-        m.write("algorithm.filter.accuracy_low", bounds[0], keys[1], why="divided by reward_coef")
-        m.write("algorithm.filter.accuracy_high", bounds[1], keys[2], why="divided by reward_coef")
-    else:
-        for key in ("filter_rewards", "rewards_lower_bound", "rewards_upper_bound"):
-            m.converted[f"algorithm.{key}"] = "off"
+    if m.get("algorithm.entropy_type", level) not in (level, f"{level}_level"):
+        m.differ("algorithm.entropy_type", "log-probs and entropy have one level here, algorithm.logprob_level")
+    _filter(m, compares=advantage == "grpo")
 
 
-BOUNDS = (("lower", 0.1), ("upper", 0.9))
+def _filter(m: Migration, compares: bool) -> None:
+    """Write the filter of groups by their success rate, if there is one.
+
+    Args:
+        m: what is converted.
+        compares: whether the advantage compares the episodes of a group, as an algorithm with a filter has to.
+    """
+    keys = ["algorithm.filter_rewards", "algorithm.rewards_lower_bound", "algorithm.rewards_upper_bound"]
+    if not m.get(keys[0]) or not compares:
+        m.converted |= dict.fromkeys(keys, "off")
+        if m.get(keys[0]):
+            m.differ(keys[0], "groups are filtered here where the advantage compares their episodes: adv_type grpo")
+        return
+    coef = m.number("env.train.reward_coef", 1.0)
+    if coef <= 0.0:
+        raise RLinfError(f"env.train.reward_coef = {coef} makes every return alike", "write a factor above 0")
+    bounds = [m.number(key, default) / coef for key, default in zip(keys[1:], BOUNDS, strict=True)]
+    low, high = (min(max(bound, 0.0), 1.0) for bound in bounds)  # success rates are within 0 .. 1
+    m.groups["algorithm"] = "dapo"  # whose iteration has a stage that filters
+    m.write("algorithm.max_collections", 1, why="RLinf learns from the groups that are left")
+    m.write("algorithm.filter.name", "accuracy", keys[0])
+    m.write("algorithm.filter.accuracy_low", low, keys[1], why="divided by reward_coef")
+    m.write("algorithm.filter.accuracy_high", high, keys[2], why="divided by reward_coef")
+
+
+BOUNDS = (0.1, 0.9)
+"""RLinf's bounds where none are given."""
+
+
+def _decoupled(m: Migration) -> None:
+    """Write the loss of asynchronous PPO, which also clips where the advantage is negative."""
+    m.write("algorithm.loss.name", "decoupled_ppo", "algorithm.loss_type")
+    m.differ("algorithm.loss_type", "asynchronous there; here: placement.rollout.workers=N rollout.mode=async")
+    m.differ("algorithm.staleness_threshold", "here: rollout.max_staleness, with rollout.mode=async")
+    m.write("algorithm.loss.dual_clip", m.number("algorithm.clip_ratio_c", 3.0), "algorithm.clip_ratio_c")
+    cap = m.get("algorithm.behave_weight_threshold")
+    cap = cap if cap is None else m.number("algorithm.behave_weight_threshold", 0.0)
+    m.write(
+        "algorithm.loss.behaviour_cap", cap, "algorithm.behave_weight_threshold", why="" if cap else "RLinf has none"
+    )
 
 
 def _simulator(m: Migration) -> None:
-    kind, suite = m.get("env.train.env_type"), m.get("env.train.task_suite_name")
-    if kind is None:
+    kind, suite = (str(m.get(f"env.train.{key}", "")) for key in ("env_type", "task_suite_name"))
+    if not kind:
         files = ", ".join(m.source.missing) or "env.train.env_type"
         raise RLinfError(
             f"{m.source.path} does not say its simulator: {files} is missing",
@@ -220,52 +313,167 @@ def _simulator(m: Migration) -> None:
     m.converted |= {"env.train.env_type": "defaults: env", "env.train.task_suite_name": "defaults: env"}
     if kind == "maniskill":
         _maniskill(m)
-    elif kind in ("libero", "metaworld") and suite in SUITES:
-        m.groups["env"] = SUITES[suite]
-    elif kind == "libero" and suite in ("libero_90", "libero_130"):
-        m.groups["env"] = "libero/spatial"
-        chosen = [task for task in known_tasks(kind) or () if suite == "libero_130" or task.startswith("libero_90/")]
-        m.write("env.tasks", chosen, "env.train.task_suite_name")
+    elif kind == "libero" and suite in LIBERO:
+        _libero(m, suite)
+    elif kind == "metaworld" and suite == "metaworld_50":
+        m.groups["env"] = "metaworld/mt50"
     else:
         known = "libero (spatial, object, goal, 10, 90, 130), maniskill and metaworld_50 can be converted"
-        what = f"{kind} {suite or ''}".strip()
+        what = f"{kind} {suite}".strip()
         raise _refuse("env.train.env_type", what, f"{known}; to add a simulator, see docs/simulators.md")
     if kind in ("libero", "metaworld"):
         m.write("algorithm.reward", "success", "env.train.use_rel_reward", why="the success of a step counts once")
         if m.get("env.train.use_step_penalty"):
             m.write("algorithm.time_penalty", 1.0, "env.train.use_step_penalty")
-    if kind == "libero":
-        m.write("env.share_start_states", True, why="RLinf evaluates on the start states of training, too")
-    m.write("env.num_envs", m.whole("env.train.total_num_envs", 8), "env.train.total_num_envs")
-    m.copy("env.max_episode_steps", "env.train.max_episode_steps")
+    m.write("env.num_envs", m.count("env.train.total_num_envs", 8), "env.train.total_num_envs")
     m.write("env.end_at_success", not m.get("env.train.ignore_terminations", False), "env.train.ignore_terminations")
     m.copy("algorithm.reward_scale", "env.train.reward_coef", float)
-    height, width = (m.get(f"env.train.init_params.camera_{side}s") for side in ("height", "width"))
-    if height and width:
-        sides = ("env.train.init_params.camera_heights", "env.train.init_params.camera_widths")
-        m.write("env.image_size", [height, width], *sides)
+    for sides in IMAGE_SIDES:
+        keys = [f"env.train.init_params.{side}" for side in sides]
+        if all(m.get(key) for key in keys):
+            m.write("env.image_size", [m.count(key, 0) for key in keys], *keys)
     if m.get("env.train.enable_offload"):
         m.write("env.offload", True, "env.train.enable_offload")
 
 
+IMAGE_SIDES = (("camera_heights", "camera_widths"), ("sensor_configs.height", "sensor_configs.width"))
+"""Keys of an image's height and width."""
+
+
+def _libero(m: Migration, suite: str) -> None:
+    """Write the tasks and the start states of LIBERO."""
+    variant = m.get("env.train.libero_variant", "standard")
+    if variant != "standard":
+        raise _refuse("env.train.libero_variant", variant, "env.task_files names folders with further suites of tasks")
+    m.groups["env"] = LIBERO[suite]
+    tasks = [f"{part}/{number}" for part in LIBERO_130 for number in range(LIBERO_130[part]) if suite == "libero_130"]
+    tasks = tasks or [f"{suite}/{number}" for number in range(LIBERO_130[suite])]
+    filtered, first = m.get("env.train.task_id_filter"), m.get("env.train.specific_reset_id")
+    if first is not None:  # which RLinf asks for first
+        _one_start_state(m, tasks)
+    elif filtered is not None:
+        numbers = filtered if isinstance(filtered, list) else []
+        if not numbers or not all(isinstance(number, int) and 0 <= number < len(tasks) for number in numbers):
+            raise RLinfError(
+                f"env.train.task_id_filter = {shown(filtered)} is no list of tasks of {suite}",
+                f"write numbers within 0 .. {len(tasks) - 1}",
+            )
+        m.write("env.tasks", [tasks[number] for number in sorted(set(numbers))], "env.train.task_id_filter")
+    elif len(tasks) > 10:  # those of the group are other ones
+        m.write("env.tasks", tasks, "env.train.task_suite_name")
+    if "env.start_states" not in m.lines:
+        m.write("env.start_states", OFFICIAL_STATES, why="RLinf trains on all of them")
+    m.write("env.share_start_states", True, why="RLinf evaluates on the start states of training, too")
+    m.write("env.settle_steps", 15, why="as RLinf")
+    if "env.train.reset_gripper_open" in m.source.values:
+        settle = "open" if m.get("env.train.reset_gripper_open") else "still"
+        m.write("env.settle_gripper", settle, "env.train.reset_gripper_open")
+
+
+def _one_start_state(m: Migration, tasks: list[str]) -> None:
+    """Write the task of the one start state that RLinf plays, and that state if it is the first one."""
+    key = "env.train.specific_reset_id"
+    number = m.whole(key, 0)
+    if not 0 <= number < len(tasks) * OFFICIAL_STATES:
+        most = len(tasks) * OFFICIAL_STATES - 1
+        raise RLinfError(f"{key} = {number} is no start state of the suite", f"write one within 0 .. {most}")
+    task, state = divmod(number, OFFICIAL_STATES)
+    m.write("env.tasks", [tasks[task]], key, why=f"start state {state} of task {task}")
+    m.converted["env.train.use_ordered_reset_state_ids"] = "env.tasks"
+    if state == 0:
+        m.write("env.start_states", 1, key, why="start state 0 alone")
+    else:
+        m.differ(key, f"start state {state} of {tasks[task]} alone; here its {OFFICIAL_STATES} start states are drawn")
+    if m.get("env.eval.specific_reset_id") is not None:
+        m.differ("env.eval.specific_reset_id", f"evaluation plays all {OFFICIAL_STATES} start states of the task")
+
+
+LIBERO_130 = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_90": 90, "libero_10": 10}
+"""Suites of LIBERO, and the number of their tasks."""
+OFFICIAL_STATES = 50
+"""Start states of each of LIBERO's tasks."""
+
+
 def _maniskill(m: Migration) -> None:
-    task = m.get("env.train.init_params.id", "")
-    images = m.get("env.train.init_params.obs_mode", "state") != "state"
-    m.groups["env"] = "maniskill/put_carrot" if images else "maniskill/push_cube"
+    task = str(m.get("env.train.init_params.id", ""))
+    known = known_tasks("maniskill")
+    if any(fnmatch.fnmatchcase(task, pattern) for pattern in RLINFS_TASKS) or (known and task not in known):
+        hint = "it is no task of ManiSkill's: RLinf or another package registers it; docs/simulators.md shows how to"
+        raise _refuse("env.train.init_params.id", task, hint)
+    simple = m.get("env.train.wrap_obs_mode") == "simple"
+    images = "rgb" in str(m.get("env.train.init_params.obs_mode", "state"))
+    m.groups["env"] = (
+        "maniskill/push_cube" if not images else f"maniskill/{'pick_cube_rgb' if simple else 'put_carrot'}"
+    )
     m.write("env.tasks", [task], "env.train.init_params.id", "env.train.init_params.obs_mode")
-    m.copy("env.control_mode", "env.train.init_params.control_mode")
+    _control_mode(m)
     if m.get("env.train.init_params.sim_backend") == "gpu":
         m.write("env.sim", "gpu", "env.train.init_params.sim_backend", why="cpu needs no GPU")
-    modes = {"raw": ("dense", "dense"), "normalized_dense": ("normalized_dense", "dense")}
-    mode, reward = modes.get(m.get("env.train.reward_mode", "raw"), ("sparse", "success"))
-    m.write("env.reward_mode", mode, "env.train.reward_mode")
-    if m.get("env.train.use_rel_reward") and reward == "dense":
-        reward = "difference"
-    m.write("algorithm.reward", reward, "env.train.reward_mode", "env.train.use_rel_reward")
+    if simple:
+        proprio = "full" if not images or m.get("env.train.use_full_state") else "robot"
+        m.write("env.proprio", proprio, "env.train.use_full_state", "env.train.wrap_obs_mode")
+    _maniskill_reward(m)
+
+
+def _control_mode(m: Migration) -> None:
+    """Write the controller: RLinf derives it from `policy_setup`, and overwrites what `control_mode` says."""
+    setup, key = "actor.model.policy_setup", "env.train.init_params.control_mode"
+    robot = m.get(setup)
+    if robot is None:
+        m.copy("env.control_mode", key)
+        return
+    mode = next((mode for pattern, mode in CONTROL_MODES.items() if fnmatch.fnmatchcase(str(robot), pattern)), None)
+    if mode is None:
+        raise _refuse(setup, robot, f"RLinf knows {', '.join(CONTROL_MODES)}")
+    m.write("env.control_mode", mode, setup)
+    if m.get(key, mode) == mode:
+        m.converted[key] = "env.control_mode"
+    else:
+        m.differ(key, f"RLinf overwrites it by that of {setup}, {mode}")
+
+
+_GOOGLE = "arm_pd_ee_delta_pose_align_interpolate_by_planner_gripper_pd_joint_target_delta_pos_interpolate_by_planner"
+CONTROL_MODES = {
+    "panda-qpos": "pd_joint_delta_pos",
+    "panda-ee-dpos": "pd_ee_delta_pos",
+    "panda-ee-target-dpos": "pd_ee_target_delta_pose",
+    "*google_robot_static*": _GOOGLE,
+    "*widowx*": "arm_pd_ee_target_delta_pose_align2_gripper_pd_joint_pos",
+    "*panda*": "pd_ee_body_target_delta_pose_real_root_frame",
+}
+"""Patterns of `policy_setup`, and the controller that each means; the first that fits counts."""
+
+
+def _maniskill_reward(m: Migration) -> None:
+    """Write the reward of ManiSkill that RLinf learns from, or its increase."""
+    key, difference = "env.train.reward_mode", m.get("env.train.use_rel_reward")
+    kind, reward = m.get(key, "default"), "difference" if difference else "dense"
+    mode = m.get("env.train.init_params.reward_mode", "normalized_dense")
+    if kind == "raw":
+        why = "" if "env.train.init_params.reward_mode" in m.source.values else "ManiSkill's own default"
+        m.write("env.reward_mode", mode, key, "env.train.init_params.reward_mode", why=why)
+    else:
+        m.write("env.reward_mode", "sparse", key)
+        reward = "success" if difference or not m.get("env.train.ignore_terminations") else "dense"
+    why = "" if kind in ("raw", "only_success") else "there, grasping the object is rewarded, too; here: success alone"
+    m.write("algorithm.reward", reward, key, "env.train.use_rel_reward", why=why)
+    if why:
+        m.differ(key, why)
+
+
+RLINFS_TASKS = (
+    "PutOnPlateInScene25*",
+    "PandaPutOnPlateInScene25*",
+    "PutCarrotOnPlateInScene-v2",
+    "PickCube3View-*",
+    "PegInsertionSideWideClearance*",
+    "PegInsertionSideHardClearance*",
+)
+"""Tasks that RLinf adds to ManiSkill's."""
 
 
 def _model(m: Migration) -> None:
-    kind = m.get("actor.model.model_type") or m.get("actor.model.model_name")
+    kind = str(m.get("actor.model.model_type") or m.get("actor.model.model_name"))
     if kind not in MODELS:
         raise _refuse("actor.model.model_type", kind, f"these have one: {', '.join(MODELS)}")
     name = MODELS[kind]
@@ -277,44 +485,84 @@ def _model(m: Migration) -> None:
             m.converted[f"actor.model.{key}"] = "defaults: model"
     if name in NO_WEIGHTS:
         m.converted["actor.model.model_path"] = "model.checkpoint"
+        if m.get("actor.model.model_path"):
+            m.differ("actor.model.model_path", "this model begins with random weights here")
         if name == "mlp":
             m.write("model.hidden_sizes", [256, 256, 256], why="RLinf's are fixed")
+            m.write("env.cameras", [], why="the MLP sees no images")
         return
-    path = str(m.get("actor.model.model_path", ""))
-    is_here = path and Path(path).is_dir()
-    m.write("model.checkpoint", path if is_here else "<weights>", "actor.model.model_path", why="" if is_here else path)
+    _folder(m, "model.checkpoint", "actor.model.model_path", otherwise="<weights>")
     m.write(
         "model.dtype",
         "float32" if str(m.get("actor.model.precision")) in ("32", "fp32") else "bfloat16",
         "actor.model.precision",
     )
-    if m.get("actor.model.is_lora"):
-        m.write("engine.lora.rank", m.get("actor.model.lora_rank", 32), "actor.model.is_lora", "actor.model.lora_rank")
-    else:
-        m.converted |= {"actor.model.is_lora": "engine.lora.rank 0", "actor.model.lora_rank": "engine.lora.rank 0"}
     {"gr00t": _gr00t, "pi0": _pi, "pi05": _pi}.get(name, _openvla)(m)
+    _lora(m)
+
+
+def _lora(m: Migration) -> None:
+    """Write the adapters, for models whose layers are not frozen."""
+    keys = ("actor.model.is_lora", "actor.model.lora_rank", "actor.model.lora_path")
+    if not m.get(keys[0]):
+        m.converted |= dict.fromkeys(keys, "engine.lora.rank 0")
+        return
+    if FROZEN & m.lines.keys():
+        m.differ(keys[0], "the layers that would get adapters are frozen, as in the rest of this config")
+        return
+    rank = m.count(keys[1], 32)
+    m.write("engine.lora.rank", rank, *keys[:2])
+    m.write("engine.lora.alpha", rank, why="RLinf scales adapters by 1")
+    if m.get(keys[2]):
+        m.differ(keys[2], "an adapter that continues learning; here: model.adapter, for the models that have it")
+
+
+FROZEN = {"model.frozen", "model.freeze_language"}
+"""Settings that are written where the layers for adapters do not learn."""
+
+
+def _flow(m: Migration, section: str) -> None:
+    """Write the noise of a flow-matching policy, whose entropy can be learned with learned noise only."""
+    for ours, theirs in FLOW.items():
+        m.copy(f"model.{ours}", f"{section}.{theirs}")
+    if m.get("algorithm.entropy_bonus") and m.get(f"{section}.noise_method", "flow_sde") != "flow_noise":
+        m.lines.pop("algorithm.entropy_coef")
+        m.differ("algorithm.entropy_bonus", "has no gradient: the noise of this noise_method is fixed")
+
+
+FLOW = {
+    "noise_method": "noise_method",
+    "noise_level": "noise_level",
+    "joint_logprob": "joint_logprob",
+    "detach_critic": "detach_critic_input",
+}
+"""Settings of flow-matching policies, and RLinf's."""
+
+
+def _folder(m: Migration, setting: str, key: str, otherwise: str) -> None:
+    """Write the name of a folder if it is here, else what stands for it, with the name behind it."""
+    path = m.source.values.get(key)
+    is_here = isinstance(path, str) and path != "" and "\0" not in path and Path(path).is_dir()
+    m.write(setting, path if is_here else otherwise, key, why="" if is_here else str(path or ""))
 
 
 def _cameras(m: Migration, count: int) -> list[str]:
     """Write the cameras that the model sees, by the names of their simulator."""
     kind = m.get("env.train.env_type")
-    known = {"libero": ["agentview", "wrist"], "metaworld": ["corner4"], "maniskill": ["3rd_view_camera"]}[kind]
+    of_maniskill = "base_camera" if m.groups["env"] == "maniskill/pick_cube_rgb" else "3rd_view_camera"
+    known = {"libero": ["agentview", "wrist"], "metaworld": ["corner4"], "maniskill": [of_maniskill]}[kind]
     keys = ("actor.model.num_images_in_input", "actor.model.openpi.num_images_in_input")
+    if count > len(known) and any(map(m.get, keys)):
+        m.differ(next(key for key in keys if m.get(key)), f"this simulator has {len(known)} of them here")
     m.write("env.cameras", known[:count], *keys)
     return known[:count]
 
 
 def _openvla(m: Migration) -> None:
     is_oft = m.groups["model"] == "openvla_oft"
-    cameras = _cameras(m, m.whole("actor.model.num_images_in_input", 1))
+    cameras = _cameras(m, m.count("actor.model.num_images_in_input", 1) if is_oft else 1)
     m.copy("model.unnorm_key", "actor.model.unnorm_key")
-    m.copy("model.center_crop", "actor.model.center_crop")
-    m.copy("model.temperature", "rollout.sampling_params.temperature_train", float)
-    if m.whole("rollout.sampling_params.top_k", -1) > 0:
-        m.copy("model.top_k", "rollout.sampling_params.top_k")
-    m.copy("model.top_p", "rollout.sampling_params.top_p", float)
-    if m.number("rollout.sampling_params.temperature_eval", 0.0) > 0:
-        m.write("eval.sample", True, "rollout.sampling_params.temperature_eval", "rollout.sampling_params.do_sample")
+    _sampling(m)
     if is_oft:
         m.write("model.num_images", len(cameras), "actor.model.num_images_in_input")
         m.copy("model.use_proprio", "actor.model.use_proprio")
@@ -326,19 +574,33 @@ def _openvla(m: Migration) -> None:
         )
     if m.get("env.train.env_type") == "maniskill":
         m.write("model.action_units", "metric", "actor.model.policy_setup")
+    m.write("model.center_crop", False, why="RLinf crops no image, whatever center_crop says")
+
+
+def _sampling(m: Migration) -> None:
+    """Write how tokens are drawn: in rollouts, and in evaluation if its temperature is above 0."""
+    section = "rollout.sampling_params"
+    training, evaluation = (m.number(f"{section}.temperature_{part}", 0.0) for part in ("train", "eval"))
+    m.copy("model.temperature", f"{section}.temperature_train", float)
+    m.copy("model.top_k", f"{section}.top_k", lambda _: max(m.whole(f"{section}.top_k", 0), 0))
+    m.copy("model.top_p", f"{section}.top_p", float)
+    if f"{section}.temperature_eval" in m.source.values:
+        m.write("eval.sample", evaluation > 0, f"{section}.temperature_eval")
+        if evaluation > 0 and evaluation != training:
+            why = (
+                f"evaluation draws as rollouts do, at {training}; `embodyrl eval` takes model.temperature={evaluation}"
+            )
+            m.differ(f"{section}.temperature_eval", why)
 
 
 def _pi(m: Migration) -> None:
     kind, is_05 = m.get("env.train.env_type"), m.groups["model"] == "pi05"
-    cameras = _cameras(m, m.whole("actor.model.openpi.num_images_in_input", 2))
+    cameras = _cameras(m, m.count("actor.model.openpi.num_images_in_input", 2))
     m.write("model.cameras", (cameras + ["absent"] * 3)[:3], why="openpi's images: base, left wrist, right wrist")
     m.write("model.denoising_steps", m.whole("actor.model.num_steps", 10), "actor.model.num_steps")
     if m.get("actor.model.openpi.train_expert_only", False):
         m.write("model.frozen", "language", "actor.model.openpi.train_expert_only")
-    m.copy("model.noise_method", "actor.model.openpi.noise_method")
-    m.copy("model.noise_level", "actor.model.openpi.noise_level")
-    m.copy("model.joint_logprob", "actor.model.openpi.joint_logprob")
-    m.copy("model.detach_critic", "actor.model.openpi.detach_critic_input")
+    _flow(m, "actor.model.openpi")
     if m.get("actor.model.openpi.value_after_vlm"):
         m.write("model.value_from", "prefix", "actor.model.openpi.value_after_vlm")
     if is_05 and kind == "libero":
@@ -351,10 +613,7 @@ def _gr00t(m: Migration) -> None:
     _cameras(m, 2)
     m.copy("model.embodiment_tag", "actor.model.embodiment_tag")
     m.copy("model.denoising_steps", "actor.model.denoising_steps")
-    m.copy("model.noise_method", "actor.model.rl_head_config.noise_method")
-    m.copy("model.noise_level", "actor.model.rl_head_config.noise_level")
-    m.copy("model.joint_logprob", "actor.model.rl_head_config.joint_logprob")
-    m.copy("model.detach_critic", "actor.model.rl_head_config.detach_critic_input")
+    _flow(m, "actor.model.rl_head_config")
     m.copy("model.prompt_length", "actor.model.rl_head_config.padding_value")
     m.write("model.padding", "right", why="as RLinf pads")
     m.write("model.center_crop", True, why="as RLinf")
@@ -364,47 +623,81 @@ def _gr00t(m: Migration) -> None:
 
 
 def _rollout(m: Migration) -> None:
-    chunk = m.whole("actor.model.num_action_chunks", 1)
-    steps = m.whole("env.train.max_steps_per_rollout_epoch", 0) or m.whole("env.train.max_episode_steps", 100)
-    repeats, limit = m.whole("env.train.rollout_epoch", 1), m.whole("env.train.max_episode_steps", steps)
+    chunk = m.count("actor.model.num_action_chunks", 1)
+    limit = m.count("env.train.max_episode_steps", m.count("env.train.max_steps_per_rollout_epoch", 100))
+    steps, repeats = m.count("env.train.max_steps_per_rollout_epoch", limit), m.count("env.train.rollout_epoch", 1)
+    m.write("env.max_episode_steps", limit, "env.train.max_episode_steps")
     m.write("rollout.chunk_size", chunk, "actor.model.num_action_chunks")
     keys = ("env.train.max_steps_per_rollout_epoch", "env.train.rollout_epoch", "env.train.auto_reset")
     reward, is_libero = m.lines["algorithm.reward"].value, m.get("env.train.env_type") == "libero"
     of_episodes = reward == "difference" or (reward == "success" and not is_libero)
     always_whole = steps % limit == 0 and (of_episodes or m.get("env.train.ignore_terminations", False))
-    if m.get("env.train.auto_reset") and not always_whole:
-        m.write("rollout.num_chunks", repeats * (steps // chunk), *keys, why="divided by the chunk")
+    compares = m.groups["algorithm"] != "ppo"
+    if m.get("env.train.auto_reset") and not always_whole and compares:
+        m.differ(
+            "env.train.auto_reset", "this advantage is of whole episodes here: those that a rollout cuts are left out"
+        )
+    if m.get("env.train.auto_reset") and not always_whole and not compares:
+        m.write("rollout.num_chunks", repeats * max(steps // chunk, 1), *keys, why="divided by the chunk")
         if reward == "success" and is_libero:
             m.write("algorithm.reward", "dense", "env.train.use_rel_reward", why="LIBERO's own is 1 at success")
     else:
         m.write("rollout.episodes", "whole", "env.train.auto_reset")
-        m.write("rollout.num_chunks", math.ceil(min(steps, limit) / chunk), keys[0], why="divided by the chunk")
+        m.write("rollout.num_chunks", math.ceil(limit / chunk), keys[0], why="divided by the chunk")
+        if steps < limit:
+            m.differ(
+                keys[0], f"rollouts end before episodes do ({limit} steps) there; here episodes are played to their end"
+            )
         repeats *= max(steps // limit, 1)
         m.write("rollout.episodes_per_slot", repeats, "env.train.rollout_epoch")
-    size, own = m.whole("algorithm.group_size", 1), m.whole("env.train.group_size", 1)
-    m.write("rollout.group_size", size, "algorithm.group_size", "env.train.group_size")
-    if size > 1 and own != size:
-        m.differ("env.train.group_size", f"a group of {size} has {size // own} start states there, and one here")
-    if m.whole("rollout.pipeline_stage_num", 1) > 1:
+    _groups(m)
+    if (stages := m.whole("rollout.pipeline_stage_num", 1)) > 1:
         m.write("rollout.schedule", "pipeline", "rollout.pipeline_stage_num")
+        if stages > 2:
+            m.differ("rollout.pipeline_stage_num", "a pipeline has two stages here")
     else:
         m.converted["rollout.pipeline_stage_num"] = "rollout.schedule lockstep"
 
 
+def _groups(m: Migration) -> None:
+    """Write how many episodes begin alike, for an advantage that compares them."""
+    size, own = m.count("algorithm.group_size", 1), m.count("env.train.group_size", 1)
+    if m.groups["algorithm"] not in ("grpo", "dapo"):
+        for key, value in (("algorithm.group_size", size), ("env.train.group_size", own)):
+            m.converted[key] = "rollout.group_size 1"
+            if value > 1:
+                m.differ(key, "this advantage does not compare the episodes of a group: each begins for itself here")
+        return
+    m.write("rollout.group_size", size, "algorithm.group_size", "env.train.group_size")
+    if size > 1 and own != size:
+        states = math.ceil(size / own)
+        key = "env.train.group_size" if "env.train.group_size" in m.source.values else "algorithm.group_size"
+        m.differ(key, f"a group of {size} has {states} start states there, and one here")
+    elif size > 1 and not m.get("env.train.use_fixed_reset_state_ids", False):
+        why = "the episodes of a group begin differently there; here they share a start state"
+        m.differ("env.train.use_fixed_reset_state_ids", why)
+
+
 def _update(m: Migration) -> None:
     rollout = [m.lines[name].value if name in m.lines else 1 for name in ROWS]
-    rows, size = math.prod(rollout), m.whole("actor.global_batch_size", 0)
+    rows, size = math.prod(rollout), m.count("actor.global_batch_size", math.prod(rollout))
+    if rows > MOST:
+        raise RLinfError(
+            f"a rollout has {rows} chunks, more than {MOST}", "check env.train and actor.model.num_action_chunks"
+        )
     default = "" if "algorithm.update_epoch" in m.source.values else "RLinf's default"
     m.write("algorithm.epochs", m.whole("algorithm.update_epoch", 1), "algorithm.update_epoch", why=default)
-    if size:
+    if "actor.global_batch_size" in m.source.values:
         wanted = max(round(rows / size), 1)
-        count = min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: abs(n - wanted))
+        count = min(_divisors(rows), key=lambda n: abs(n - wanted))
         m.write("algorithm.minibatches", count, "actor.global_batch_size", why=f"{size} of {rows} chunks")
         if count * size != rows:
             m.differ("actor.global_batch_size", f"{rows} chunks are split into {count} minibatches of {rows // count}")
     m.copy("engine.micro_batch_size", "actor.micro_batch_size")
     m.copy("seed", "actor.seed")
-    if m.get("actor.fsdp_config.gradient_checkpointing"):
+    if m.get("actor.fsdp_config.gradient_checkpointing") and m.groups["model"] in NO_WEIGHTS:
+        m.differ("actor.fsdp_config.gradient_checkpointing", "this model is small enough to do without")
+    elif m.get("actor.fsdp_config.gradient_checkpointing"):
         m.write("engine.gradient_checkpointing", True, "actor.fsdp_config.gradient_checkpointing")
     if m.get("actor.enable_offload"):
         m.write("engine.offload", "all", "actor.enable_offload")
@@ -413,6 +706,11 @@ def _update(m: Migration) -> None:
 
 
 ROWS = ("env.num_envs", "rollout.episodes_per_slot", "rollout.num_chunks")
+
+
+def _divisors(number: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
 
 
 def _optimizer(m: Migration) -> None:
@@ -433,32 +731,48 @@ def _optimizer(m: Migration) -> None:
 
 
 def _evaluation(m: Migration) -> None:
-    envs, repeats = m.whole("env.eval.total_num_envs", 0), m.whole("env.eval.rollout_epoch", 1)
-    if envs:
-        m.write("eval.episodes", envs * repeats, "env.eval.total_num_envs", "env.eval.rollout_epoch")
+    episodes = EvalConfig.episodes
+    if "env.eval.total_num_envs" in m.source.values:
+        keys = ("env.eval.total_num_envs", "env.eval.rollout_epoch", "env.eval.max_steps_per_rollout_epoch")
+        episodes = m.count(keys[0], episodes) * m.count(keys[1], 1)
+        if m.get("env.eval.auto_reset"):
+            limit = m.count("env.eval.max_episode_steps", MOST)
+            episodes *= max(m.count(keys[2], limit) // limit, 1)
+        tasks = m.lines["env.tasks"].value if "env.tasks" in m.lines else range(10)
+        states = OFFICIAL_STATES * len(tasks) if m.get("env.train.env_type") == "libero" else episodes
+        why = f"there are {states} start states" if states < episodes else ""
+        episodes = min(episodes, states)
+        m.write("eval.episodes", episodes, *keys, why=why)
     if m.get("env.eval.video_cfg.save_video"):
-        m.write("tracking.video.episodes", 4, "env.eval.video_cfg.save_video", why="RLinf records all")
+        videos = min(4, episodes)
+        m.write("tracking.video.episodes", videos, "env.eval.video_cfg.save_video", why="RLinf records all")
 
 
 def _run(m: Migration) -> None:
-    m.copy("run.name", "runner.logger.experiment_name", str)
+    if not m.get("reward.use_reward_model"):
+        parts = {key for key in m.source.values if key.startswith("reward.")} - {"reward.use_reward_model"}
+        m.converted |= dict.fromkeys(parts, "no learned reward")
+    m.copy("run.name", "runner.logger.experiment_name", _folder_name)
     limits = [m.whole(f"runner.{key}", -1) for key in ("max_epochs", "max_steps")]
     if any(limit > 0 for limit in limits):
         m.write("run.iterations", min(limit for limit in limits if limit > 0), "runner.max_epochs", "runner.max_steps")
-    m.copy("run.eval_every", "runner.val_check_interval", _no_less_than_0)
-    m.copy("run.save_every", "runner.save_interval", _no_less_than_0)
+    for ours, theirs in (("run.eval_every", "val_check_interval"), ("run.save_every", "save_interval")):
+        m.copy(ours, f"runner.{theirs}", _no_less_than_0)
     backends = m.get("runner.logger.logger_backends", [])
-    m.write("tracking.sinks", ["console", "jsonl", *known_sinks(backends)], "runner.logger.logger_backends")
-    unknown = [name for name in backends if name not in known_sinks(backends)]
-    if unknown:
+    backends = list(dict.fromkeys(map(str, backends if isinstance(backends, list) else [backends])))
+    known = [name for name in backends if name in SINKS]
+    sinks = list(dict.fromkeys(["console", "jsonl", *known]))
+    m.write("tracking.sinks", sinks, "runner.logger.logger_backends")
+    if unknown := [name for name in backends if name not in known]:
         m.differ("runner.logger.logger_backends", f"no sink {', '.join(unknown)}")
+
+
+def _folder_name(text: Any) -> str:
+    """Return a text that is legal as the name of a run."""
+    name = "".join(letter if letter.isprintable() and letter != "/" else "-" for letter in str(text)).strip(" .")
+    return name.encode()[:LONGEST].decode(errors="ignore") or RunConfig.name
 
 
 def _no_less_than_0(every: Any) -> Any:
     """Return how often something is done; RLinf writes -1 for never."""
     return max(every, 0) if isinstance(every, int) else every
-
-
-def known_sinks(names: Sequence[str]) -> list[str]:
-    """Return those of RLinf's loggers that exist here."""
-    return [name for name in names if name in SINKS]

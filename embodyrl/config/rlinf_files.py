@@ -19,6 +19,8 @@ HYDRAS_OWN = ("hydra/", "override ")
 """Beginnings of entries of `defaults` that are about Hydra itself."""
 DEEPEST = 8
 """Files, or references, that may name each other in a row."""
+MOST_FILES = 100
+"""Files that a config may be composed of."""
 REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_][\w.]*)\}")
 
 
@@ -48,8 +50,8 @@ def read_rlinf(path: Path) -> RLinfConfig:
     """
     if not path.is_file():
         raise RLinfError(f"{path} is no file", "give a YAML file of RLinf, as examples/embodiment/config/....yaml")
-    missing: list[str] = []
-    data = _compose(path, path.parent, missing, 0)
+    composer = _Composer(path.parent)
+    data = composer.compose(path)
     data.pop("hydra", None)
     if not isinstance(data.get("actor"), Mapping) or not isinstance(data.get("env"), Mapping):
         found = ", ".join(map(str, data)) or "nothing"
@@ -57,50 +59,76 @@ def read_rlinf(path: Path) -> RLinfConfig:
             f"{path} is no config of RLinf for robots: it has no sections actor and env (found: {found})",
             "give one of its examples/embodiment/config/*.yaml; a config of embodyrl needs no conversion",
         )
-    return RLinfConfig(path, dict(_leaves(data, data, ())), missing)
+    return RLinfConfig(path, dict(_leaves(data, data, ())), composer.missing)
 
 
-def _compose(path: Path, folder: Path, missing: list[str], depth: int) -> dict[str, Any]:
-    """Return a file's values on top of those of its `defaults`. Without `_self_` the file comes last."""
-    document = read_document(path, str(path))
-    if document.faults:
-        raise ConfigError(document.faults)
-    data = document.data if isinstance(document.data, dict) else {}
-    own = {key: value for key, value in data.items() if key != "defaults"}
-    if depth > DEEPEST:
-        raise RLinfError(f"the defaults of {path} lead to more than {DEEPEST} files in a row", "remove the cycle")
-    entries = data.get("defaults") or []
-    entries = [*entries, "_self_"] if "_self_" not in entries else entries
-    merged: dict[str, Any] = {}
-    for entry in entries:
-        if entry == "_self_":
-            _merge(merged, own)
-            continue
-        chosen = _chosen(entry)
+@dataclass
+class _Composer:
+    """Reads a config's file and those that its `defaults` name, in one folder."""
+
+    folder: Path
+    missing: list[str] = field(default_factory=list)
+    files: int = 0
+
+    def compose(self, path: Path, depth: int = 0) -> dict[str, Any]:
+        """Return a file's values on top of those of its `defaults`. Without `_self_` the file comes last."""
+        self.files += 1
+        if depth > DEEPEST or self.files > MOST_FILES:
+            many = f"{DEEPEST} files in a row" if depth > DEEPEST else f"{MOST_FILES} files"
+            raise RLinfError(f"the defaults of {path} lead to more than {many}", "remove the cycle, or files")
+        document = read_document(path, str(path), any_interpolation=True)
+        if document.faults:
+            raise ConfigError(document.faults)
+        data = document.data
+        own = {key: value for key, value in data.items() if key != "defaults"}
+        entries = data.get("defaults") or []
+        if not isinstance(entries, list):
+            raise RLinfError(f"`defaults` of {path} is no list", "write `- group/name` lines, as Hydra reads them")
+        merged: dict[str, Any] = {}
+        for entry in entries if "_self_" in entries else [*entries, "_self_"]:
+            _merge(merged, own if entry == "_self_" else self._part(entry, path, depth))
+        return merged
+
+    def _part(self, entry: Any, path: Path, depth: int) -> dict[str, Any]:
+        """Return the values that an entry of `defaults` stands for, in their section."""
+        chosen = _chosen(entry, path)
         if chosen is None:
-            continue
+            return {}
         name, package = chosen
-        file = folder / f"{name}.yaml"
+        file = self.folder / f"{name}.yaml"
         if not file.is_file():
-            missing.append(f"{name}.yaml")
-            continue
-        part: Any = _compose(file, folder, missing, depth + 1)
+            self.missing.append(f"{name}.yaml")
+            return {}
+        part = self.compose(file, depth + 1)
         for key in reversed(package):
             part = {key: part}
-        _merge(merged, part)
-    return merged
+        return part
 
 
-def _chosen(entry: Any) -> tuple[str, list[str]] | None:
-    """Return the file that an entry of `defaults` names, and the section that it fills; None if it is Hydra's own."""
-    text = entry if isinstance(entry, str) else next(iter(f"{key}/{value}" for key, value in dict(entry).items()), "")
+def _chosen(entry: Any, path: Path) -> tuple[str, list[str]] | None:
+    """Return the file that an entry of `defaults` names, and the section that it fills; None if it is Hydra's own, or
+    chooses no file.
+
+    Raises:
+        RLinfError: it is no text `group/name@package`, and no `group@package: name`.
+    """
+    group, name = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else ("", entry)
+    if group and name is None:
+        return None
+    if not isinstance(group, str) or not isinstance(name, str) or not name:
+        raise RLinfError(
+            f"`defaults` of {path} has {entry!r:.80}", "write `- group/name@section` or `- group@section: name`"
+        )
+    if group:
+        group, _, package = group.partition("@")
+        text = f"{group}/{name}@{package or group.replace('/', '.')}"
+    else:
+        text = name
     if text.startswith(HYDRAS_OWN):
         return None
-    if not isinstance(entry, str):  # group@package: name
-        [(group, name)] = entry.items()
-        group, _, package = str(group).partition("@")
-        text = f"{group}/{name}@{package or group.replace('/', '.')}"
     name, _, package = text.partition("@")
+    if ".." in name.split("/"):
+        raise RLinfError(f"`defaults` of {path} has {entry!r:.80}", "name a file below the config's own folder")
     package = package or ".".join(name.split("/")[:-1])
     return name.lstrip("/"), [part for part in package.split(".") if part not in ("", "_global_", "_here_")]
 
@@ -135,4 +163,9 @@ def _resolved(root: Mapping[str, Any], where: tuple[str, ...], value: Any, left:
         if not isinstance(target, Mapping) or key not in target:
             return value
         target = target[key]
-    return _resolved(root, path[:-1], target, left - 1)
+    return value if isinstance(target, Mapping) else _resolved(root, path[:-1], target, left - 1)
+
+
+def is_open(value: Any) -> bool:
+    """Return whether a value is, or holds, text that OmegaConf would replace and that is left as it is written."""
+    return "${" in value if isinstance(value, str) else isinstance(value, list) and any(map(is_open, value))

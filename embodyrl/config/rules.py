@@ -13,11 +13,12 @@ from typing import Any
 
 from embodyrl.config.compose import Composed
 from embodyrl.config.issues import COMMAND_LINE, LEAVE_OUT, ConfigIssue, KeyPath, Location, dotted
-from embodyrl.config.schema import LEFT_OPEN, Config, Episodes, Observe, ParallelBackend, Schedule
+from embodyrl.config.schema import LEFT_OPEN, MOST_EPISODE_STEPS, Config, Episodes, Observe, ParallelBackend, Schedule
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
+from embodyrl.files import NO_FOREIGN_ENTRIES, foreign_entry
 from embodyrl.hub import HubError, HubName, Kind, is_hub_name, parse
-from embodyrl.registry import ALGORITHMS, SIMULATORS, Registry, SupportedModel, load_target
+from embodyrl.registry import ALGORITHMS, SIMULATORS, PublicCheckpoint, Registry, SupportedModel, load_target
 
 LONGEST_NAME = 100
 """Bytes of a run's name."""
@@ -142,6 +143,15 @@ def state_dim(config: Config) -> int | None:
     """Return the size of the simulator's state (S); None if it is unknown before the simulator runs."""
     size: int | None = _declared(config, "state_dim")
     return size
+
+
+def environment_state(config: Config) -> tuple[int, int] | None:
+    """Return which numbers of the simulator's state are the environment's, (0, 0) if none are; None if it is unknown
+    before the simulator runs."""
+    if fact(SIMULATORS, config.env.name, "environment_state") is None:
+        return (0, 0) if fact(SIMULATORS, config.env.name, "state_dim") is not None else None
+    found: tuple[int, int] | None = _declared(config, "environment_state")
+    return found
 
 
 def action_dim(config: Config) -> int | None:
@@ -319,7 +329,7 @@ def _even_shares(config: Config, count: int, processes: str, setting: str) -> It
 
 @rule
 def envs_form_blocks(config: Config) -> Iterator[ConfigIssue]:
-    """Check that the envs can be divided into blocks, and that these are kept apart."""
+    """Check that the envs can be divided into blocks, and that these are kept separate."""
     blocks, envs, size = config.rollout.blocks, config.env.num_envs, config.rollout.group_size
     if not isinstance(blocks, int):
         return
@@ -397,8 +407,9 @@ def chunk_fits_model(config: Config) -> Iterator[ConfigIssue]:
 @rule
 def chunk_fits_episode(config: Config) -> Iterator[ConfigIssue]:
     """Check that a chunk is not longer than an episode."""
-    size, steps = config.rollout.chunk_size, config.env.max_episode_steps
-    if size > steps:
+    size = config.rollout.chunk_size
+    steps = config.env.known_time_limit if size > 1 else None  # to know it may take an import
+    if steps is not None and size > steps:
         yield ConfigIssue(
             ("rollout.chunk_size", "env.max_episode_steps"),
             f"rollout.chunk_size = {size} is longer than an episode of env.max_episode_steps = {steps}",
@@ -414,8 +425,17 @@ def whole_episodes_fit_rollout(config: Config) -> Iterator[ConfigIssue]:
         ALGORITHMS, config.algorithm.name, "imitates"
     ):
         return  # another rule asks for continuous ones
-    chunks, size, steps = config.rollout.num_chunks, config.rollout.chunk_size, config.env.max_episode_steps
-    if config.rollout.episodes is Episodes.whole and chunks * size < steps:
+    if config.rollout.episodes is not Episodes.whole:
+        return
+    chunks, size, steps = config.rollout.num_chunks, config.rollout.chunk_size, config.env.known_time_limit
+    if steps == MOST_EPISODE_STEPS:
+        yield ConfigIssue(
+            ("rollout.episodes", "env.max_episode_steps"),
+            f"rollout.episodes is whole, but episodes have no time limit (env.max_episode_steps = "
+            f"{config.env.max_episode_steps or 'null'}), so that a rollout might never end",
+            "set env.max_episode_steps to a number",
+        )
+    elif steps is not None and chunks * size < steps:
         yield ConfigIssue(
             ("rollout.num_chunks", "rollout.episodes", "rollout.chunk_size", "env.max_episode_steps"),
             f"rollout.num_chunks = {chunks} x rollout.chunk_size = {size} steps are too few for a whole episode of "
@@ -495,8 +515,37 @@ def checkpoint_exists(config: Config) -> Iterator[ConfigIssue]:
         yield ConfigIssue(
             ("model.checkpoint",),
             f"model.checkpoint = {checkpoint!r} {what}",
-            "name the folder of a saved policy, as in runs/<name>/<time>/checkpoints/last/policy",
+            "name the folder of a saved policy, as in runs/<name>/<time>/checkpoints/last/policy"
+            + "".join(f", or public weights: {name}" for name in public_checkpoints(config)[:1]),
         )
+
+
+def public_checkpoints(config: Config) -> list[str]:
+    """Return the public checkpoints that a config can start from, the closest first: those that its model has for its
+    tasks, and for supervised fine-tuning the bases."""
+    known: Sequence[PublicCheckpoint] = fact(SupportedModel, config.model.name, "checkpoints") or ()
+    tasks = [f"{config.env.name}/{task}" for task in config.env.tasks]
+    trained = [
+        each.name
+        for each in known
+        if all(map(each.is_for, tasks))
+        and all(getattr(config.model, name, None) == value for name, value in each.options.items())
+    ]
+    if fact(ALGORITHMS, config.algorithm.name, "demonstrations"):
+        trained += [each.name for each in known if not each.tasks]
+    return trained
+
+
+def weights_to_name(config: Config) -> str:
+    """Return what to write where a config leaves its weights open."""
+    names = public_checkpoints(config)
+    if not names:
+        return (
+            f"name the weights of {config.model.name} for these tasks, model.checkpoint=DIR or hf://owner/name (none "
+            f"are known that are public)"
+        )
+    others = f" (also {', '.join(names[1:])})" if names[1:] else ""
+    return f"name the weights, as in model.checkpoint={names[0]}{others}, or their folder"
 
 
 HUB_SETTINGS: dict[KeyPath, Kind] = {("model", "checkpoint"): Kind.model, ("data", "path"): Kind.dataset}
@@ -548,7 +597,7 @@ def nothing_is_left_open(config: Config) -> Iterator[ConfigIssue]:
         yield ConfigIssue(
             ("model.checkpoint",),
             f"model.checkpoint is left open ({LEFT_OPEN})",
-            "name the folder of the weights to start from, as in model.checkpoint=/weights/openvla-7b, or hf://owner/name",
+            weights_to_name(config),
         )
 
 
@@ -612,11 +661,11 @@ def _unknown(config: Config, kind: str, names: list[str], further: Iterable[str]
     known: list[str] = [*load_target(listing)(), *further]
     for index, name in enumerate(names):
         if name not in known:
-            listed = ", ".join(known)
-            hint = did_you_mean(name, known)
-            hint += f" ({kind}s: {listed})" if hint and len(known) <= _SHORT_LIST else ""
+            near, listed = did_you_mean(name, known), f"{kind}s: {', '.join(known)}"
+            if kind == "task" and len(known) > _SHORT_LIST:
+                listed = f"`embodyrl list tasks {config.env.name}` shows all {len(known)}"
             message = f"{config.env.name} has no {kind} {name!r}"
-            yield ConfigIssue(f"env.{kind}s.{index}", message, hint or f"one of {listed}")
+            yield ConfigIssue(f"env.{kind}s.{index}", message, f"{near} ({listed})" if near else listed)
 
 
 @rule
@@ -651,7 +700,7 @@ def frames_are_read(config: Config) -> Iterator[ConfigIssue]:
         name = "actions" if config.eval.ensemble is None else "ensemble"
         yield ConfigIssue(
             ("env.frames", f"eval.{name}"),
-            f"env.frames = {frames} are a chunk apart when the policy learns, but with eval.{name} = "
+            f"env.frames = {frames} are one chunk from each other when the policy learns, but with eval.{name} = "
             f"{getattr(config.eval, name)} it decides within chunks",
             f"set eval.{name} to null",
         )
@@ -689,10 +738,19 @@ def simulator_runs_here(config: Config) -> Iterator[ConfigIssue]:
 @rule
 def model_can_run_so(config: Config) -> Iterator[ConfigIssue]:
     """Run the checks of the model that do not import it."""
+    foreign = list(_foreign_entries(config))
+    yield from foreign
     check = fact(SupportedModel, config.model.name, "check")
-    if check is None or SupportedModel.entry(config.model.name).missing():
+    if foreign or check is None or SupportedModel.entry(config.model.name).missing():
         return
     yield from load_target(check)(config)
+
+
+def _foreign_entries(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for each folder that the model's options name, and that has links out of it, or pipes."""
+    for name, text in vars(config.model).items():
+        if isinstance(text, str) and text and Path(text).is_dir() and (found := foreign_entry(Path(text))) is not None:
+            yield ConfigIssue((f"model.{name}",), f"model.{name}: {found}", NO_FOREIGN_ENTRIES)
 
 
 def checkpoint_notes(config: Config) -> list[str]:

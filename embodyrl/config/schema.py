@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 import embodyrl.registry
+from embodyrl.errors import UserError
 
 
 class OfTasks(StrEnum):
@@ -58,9 +59,15 @@ def setting(
 
 
 MOST_START_STATES = 10**15
-"""Start states that are told apart; evaluation counts on from its first, and each has to fit into 64 bits."""
+"""Start states that are distinguished; evaluation counts on from its first, and each has to fit into 64 bits."""
 MOST_EPISODE_STEPS = 10_000_000
-"""Longest time limit of an episode [control steps]."""
+"""Longest time limit of an episode [control steps]; stands for none."""
+AUTO = "auto"
+"""Value that is determined for the machine or the tasks."""
+USUAL_EPISODE_STEPS = 100
+"""Time limit of simulators that declare none (`SimulatorEntry.time_limit`) [control steps]."""
+WIDEST_LAYER = 16_384
+"""Most numbers of a layer whose width is an option; a checkpoint that says more is damaged."""
 LONGEST_WAIT_S = 1.0e6
 """Longest wait for a process [s]; the system counts milliseconds in 32 bits."""
 LEFT_OPEN = "<weights>"
@@ -326,8 +333,12 @@ class EnvConfig:
     frames: int = setting(1, low=1, high=4)
     """Images of every camera that the policy gets: the newest, and those of the decisions before, which show motion. An
     episode begins with its first one repeated. Only for models that read them (cnn)."""
-    max_episode_steps: int = setting(100, low=1, high=MOST_EPISODE_STEPS, of_tasks=OfTasks.note)
-    """Control steps after which an episode is cut off (truncated)."""
+    max_episode_steps: int | str | None = setting(
+        AUTO, low=1, high=MOST_EPISODE_STEPS, words=(AUTO,), of_tasks=OfTasks.note
+    )
+    """Control steps after which an episode is cut off (truncated). auto: the environment's own time limit, as its
+    package registers it for the task (none, if it registers none); 100 for simulators that have no such limits. null:
+    none, so that only the environment ends episodes."""
     start_states: int = setting(10000, low=1, high=MOST_START_STATES)
     """Number of start states for training: episodes draw from 0 .. start_states-1. Evaluation must use others
     (`eval.first_start_state`)."""
@@ -343,6 +354,36 @@ class EnvConfig:
     offload: bool = setting(False)
     """End the simulator processes during the update to free their memory, and restore them bit for bit."""
 
+    @property
+    def known_time_limit(self) -> int | None:
+        """Time limit of every episode [control steps], see `max_episode_steps`: `MOST_EPISODE_STEPS` if there is none;
+        None if only the running simulator knows it."""
+        if isinstance(self.max_episode_steps, int):
+            return self.max_episode_steps
+        if self.max_episode_steps is None:
+            return MOST_EPISODE_STEPS
+        registry = embodyrl.registry.SIMULATORS
+        own = registry.entry(self.name).time_limit if self.name in registry else None
+        if own is None:
+            return USUAL_EPISODE_STEPS
+        limit: int | None = embodyrl.registry.load_target(own)(self)
+        return limit
+
+    @property
+    def time_limit(self) -> int:
+        """Time limit of every episode [control steps].
+
+        Raises:
+            UserError: it is not known in this process.
+        """
+        limit = self.known_time_limit
+        if limit is None:
+            raise UserError(
+                f"env.max_episode_steps = auto: the time limit of {', '.join(self.tasks)} is not known here, where the "
+                "packages of the simulator are missing: set env.max_episode_steps to a number"
+            )
+        return limit
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
@@ -357,8 +398,9 @@ class EvalConfig:
     """false: the policy takes its most likely actions. true: it samples them as in training, from a random stream that
     is the same in every evaluation; for policies that do much better or worse when they sample."""
     actions: int | None = setting(None, low=1)
-    """Actions of a chunk that are executed before the policy decides again. For `embodyrl eval` and for learning from
-    demonstrations; reinforcement learning executes whole chunks. null: all of them, rollout.chunk_size."""
+    """Actions of a chunk that are executed before the policy decides again (n_action_steps in LeRobot). For `embodyrl
+    eval` and for learning from demonstrations; reinforcement learning executes whole chunks. null: all of them,
+    rollout.chunk_size."""
     ensemble: float | None = setting(None)
     """Temporal ensembling: the policy decides before every action, and executes the mean of what all of its chunks say
     about it, weighted by exp(-ensemble * i), where i = 0 is the oldest chunk; published for ACT with 0.01. Where
@@ -382,7 +424,8 @@ class RolloutConfig:
     """Collection of experience."""
 
     num_chunks: int = setting(128, low=1)
-    """Action chunks per env in a rollout (K). With whole episodes, a rollout ends earlier once all envs are done."""
+    """Action chunks per env in a rollout (K); with a chunk_size of 1, n_steps in SB3. With whole episodes, a rollout
+    ends earlier once all envs are done."""
     chunk_size: int = setting(1, low=1)
     """Actions in a chunk (C). The policy predicts them from one observation; they are executed open-loop."""
     episodes: Episodes = setting(Episodes.continuous)
@@ -390,8 +433,8 @@ class RolloutConfig:
     whole episodes, one per env."""
     schedule: Schedule = setting(Schedule.lockstep)
     """lockstep: the policy acts for all envs, then all are simulated. pipeline: the envs form two halves, and one is
-    simulated while the policy acts for the other; pays where inference takes as long as simulation. ready_batch: the
-    policy acts for the envs that are ready, so that a slow env delays no other; pays where each env has a process and
+    simulated while the policy acts for the other; use it where inference takes as long as simulation. ready_batch: the
+    policy acts for the envs that are ready, so that a slow env delays no other; use it where each env has a process and
     steps differ in length. The batches of ready_batch depend on timing, and so does the noise that each env draws: runs
     do not repeat exactly."""
     mode: RolloutMode = setting(RolloutMode.sync)
@@ -400,7 +443,7 @@ class RolloutConfig:
     max_staleness: int = setting(1, low=0)
     """async: rollouts that are collected ahead of learning. Each acts with the newest weights at the moment when it is
     asked for, that many iterations before it is learned from; no time decides that, so runs repeat exactly. 0 gives the
-    numbers of sync."""
+    numbers of sync with as many blocks, see `blocks`."""
     blocks: int | str = setting("auto", low=1, words=("auto",))
     """Equal parts of the envs for which the policy acts together, each with random numbers of its own. What is rolled
     out depends on their number, not on the number of processes that share them. auto: one for each process that rolls
@@ -514,7 +557,8 @@ class AlgorithmConfig:
     epochs: int = setting(4, low=1)
     """Epochs of the update over each rollout."""
     minibatches: int = setting(4, low=1)
-    """Minibatches, and so optimizer steps, per epoch; num_envs * num_chunks must be a multiple."""
+    """Minibatches, and so optimizer steps, per epoch; num_envs * num_chunks must be a multiple. batch_size in SB3 is
+    num_envs * num_chunks / minibatches."""
     proximal: Proximal = setting(Proximal.recompute)
     """Proximal policy of losses that clip ratios around one (decoupled_ppo). recompute: the policy at the start of the
     update, by a forward pass. loglinear: interpolated between the policy that acted and the current one, by their
@@ -543,12 +587,27 @@ class AlgorithmConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FeatureNames:
+    """Names that demonstrations give to what a policy reads and learns."""
+
+    action: str = setting("action")
+    """Feature with the actions."""
+    state: str = setting("observation.state")
+    """Feature with the state observations."""
+    images: dict[str, str] = setting({})
+    """Features with the images of cameras: `{camera: feature}`. Those of a camera that is not listed here are
+    observation.images.<camera>."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Demonstrations to learn from (algorithm sft); `embodyrl collect` records them."""
 
     path: str | None = setting(None)
     """Folder of a LeRobotDataset v3.0 with the images, states and actions of the simulator, or its name on the Hugging
     Face hub (hf://datasets/owner/name[@revision])."""
+    features: FeatureNames = field(default_factory=FeatureNames)
+    """Names of its features, if they differ from LeRobot's."""
     batch_size: int = setting(64, low=1)
     """Action chunks per optimizer step."""
     steps: int = setting(100, low=1)
@@ -604,7 +663,8 @@ class OptimizerConfig:
     critic_lr: float | None = setting(None, above=0.0, high=10.0)
     """Learning rate of the critic at the start. null: the same as `lr`."""
     schedule: LearningRate = setting(LearningRate.constant)
-    """Learning-rate schedule over run.iterations: constant, linear decay or cosine decay."""
+    """Learning-rate schedule over run.iterations: constant, linear decay or cosine decay. A run that is made longer by
+    `resume` is at an earlier point of the longer schedule, and says so."""
     lr_floor: float = setting(0.0, low=0.0, below=1.0)
     """linear, cosine: final learning rate as a share of the initial one."""
     warmup: int = setting(0, low=0)
@@ -671,8 +731,8 @@ class EngineConfig:
     device: Device = setting(Device.auto)
     """Device of the policy. auto: CUDA where available, else the CPU."""
     threads: int | str = setting("auto", low=1, high=1024, words=("auto",))
-    """Torch CPU threads of the main process. auto: 1 for less than 100 million weights, where more do not pay, else the
-    usable cores, shared by the ranks of a machine. On the CPU results differ in the last digits between numbers of
+    """Torch CPU threads of the main process. auto: 1 for less than 100 million weights, where more do not help, else
+    the usable cores, shared by the ranks of a machine. On the CPU results differ in the last digits between numbers of
     threads."""
     precision: Precision = setting(Precision.auto)
     """Number format of forward passes in rollouts and updates; log-probs, losses and values are always float32. auto:
@@ -762,9 +822,9 @@ class PlacementConfig:
     simulators: MachinesConfig = field(default_factory=MachinesConfig)
     """Simulators, on machines of their own: one host of simulators for each process that rolls out."""
     on_loss: OnLoss = setting(OnLoss.fail)
-    """With ray, what follows when a machine is lost. fail: the run ends with an error. resume: it goes on from its last
-    checkpoint, or from the start if there is none yet, on the machines that are left; at the same numbers, as long as
-    there are as many ranks."""
+    """With ray, what follows when a machine is lost. fail: the run ends with an error. resume: it continues from its
+    last checkpoint, or from the start if there is none yet, on the machines that are left; at the same numbers, as long
+    as there are as many ranks."""
     start_timeout_s: float = setting(180.0, above=0.0, high=LONGEST_WAIT_S)
     """With ray, longest time until the cluster answers and has room for the processes, and until these have started
     [s]."""
@@ -787,7 +847,7 @@ class ServiceConfig:
     project: str | None = setting(None)
     """Project (mlflow: experiment) of the run there; null: embodyrl."""
     online: bool = setting(False)
-    """Send to the service while the run goes on. false: the service's own files, on this machine, which it can upload
+    """Send to the service during the run. false: the service's own files, on this machine, which it can upload
     later. mlflow follows `address` alone."""
     address: str | None = setting(None)
     """Where a service is that is not its maker's: a server of wandb, trackio or mlflow, a trackio Space (owner/name),
@@ -795,7 +855,8 @@ class ServiceConfig:
     artifacts: bool = setting(True)
     """Give it config.yaml, summary.json, report.html and the videos as well, at the end of the run."""
     timeout_s: float = setting(60.0, above=0.0, high=LONGEST_WAIT_S)
-    """Longest wait for a service, at the beginning of the run and at its end [s]."""
+    """Longest wait for a service: at the beginning of the run, at its end, and for each hook that its library has
+    registered for the end of the program [s]."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from embodyrl.config.schema import AtEnd, DataConfig
 from embodyrl.data.batch import Batch
 from embodyrl.data.layout import DatasetError
-from embodyrl.data.reader import Dataset
+from embodyrl.data.reader import Dataset, require_episodes
 from embodyrl.envs import Observation
 from embodyrl.seeding import derive_seed
 
@@ -32,11 +32,12 @@ class Demonstrations:
         config: batch size, memory, and treatment of the ends of episodes.
         cameras: cameras whose images are returned, in this order.
         chunk_size: `C`.
-        frames: images of every camera, a chunk apart (`env.frames`).
+        frames: images of every camera, one chunk from each other (`env.frames`).
         seed: the run's seed.
 
     Raises:
-        DatasetError: the dataset contains no complete chunk, or lacks a camera.
+        DatasetError: the dataset contains no complete chunk, lacks a camera, or has an episode that does not fit into
+            memory.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Demonstrations:
         if missing := [camera for camera in cameras if camera not in known]:
             raise DatasetError(f"{dataset.folder} has no camera {missing[0]!r} (cameras: {', '.join(known) or 'none'})")
         self._cameras = [known.index(camera) for camera in cameras]
+        require_episodes(dataset, config.memory_mib)
         self._starts = [self._chunk_starts(number) for number in range(len(dataset.episodes))]
         if not any(len(starts) for starts in self._starts):
             raise DatasetError(

@@ -18,9 +18,11 @@ from embodyrl.config.rules import (
     task_descriptions,
 )
 from embodyrl.config.schema import Config
-from embodyrl.data.layout import EXECUTED, REWARD, SUCCESS, TASKS, DatasetError, DatasetSpec, Info, check_statistics
+from embodyrl.data.files import regular_file
+from embodyrl.data.info import Info, check_statistics
+from embodyrl.data.layout import EXECUTED, REWARD, SUCCESS, TASKS, DatasetError, DatasetSpec
 from embodyrl.envs import SimulatorSpec
-from embodyrl.errors import MissingPackageError
+from embodyrl.errors import MissingPackageError, did_you_mean
 from embodyrl.hub import is_hub_name
 from embodyrl.registry import ALGORITHMS, SIMULATORS, SupportedModel
 
@@ -29,13 +31,17 @@ OF_CRITICS = (REWARD, EXECUTED)
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what is wrong with the demonstrations, and why they are not those of the config. Reads all but images."""
-    env, path = config.env, config.data.path
+    """Yield what is wrong with the demonstrations, and why they are not those of the config. Reads all of them,
+    but many images only in part."""
+    path = config.data.path
     if path is None or is_hub_name(path):
         return  # a rule reports the first; the second is not here yet
+    yield from _unused_names(config)
     try:
-        spec = Info.read(Path(path)).spec
-        wrong = _not_finite(Path(path))
+        info = _info(config)
+        fitting = list(_misfits(config, info))
+        yield from fitting
+        wrong = {} if fitting else _not_finite(config)
     except DatasetError as error:
         kind = ConfigIssue if Path(path).exists() else LackingHere
         yield kind("data.path", error.message, error.remedy)
@@ -49,14 +55,37 @@ def check(config: Config) -> Iterator[ConfigIssue]:
             f"{', '.join(map(str, episodes[:5]))}{' and others' if len(episodes) > 5 else ''}",
             "record them anew, or remove these episodes",
         )
+
+
+def _info(config: Config) -> Info:
+    """Read what the demonstrations of a config are, with the cameras of `env.cameras`."""
+    return Info.read(Path(str(config.data.path)), config.data.features, config.env.cameras)
+
+
+def _unused_names(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for each feature that is named for a camera which is not read."""
+    for camera in config.data.features.images:
+        if camera not in config.env.cameras:
+            known = config.env.cameras
+            yield ConfigIssue(
+                f"data.features.images.{camera}",
+                f"env.cameras has no camera {camera!r}",
+                did_you_mean(camera, known, otherwise=f"name one of {', '.join(known)}" if known else "leave it out"),
+            )
+
+
+def _misfits(config: Config, info: Info) -> Iterator[ConfigIssue]:
+    """Yield the cameras that the demonstrations lack, and sizes of images that differ."""
+    env, path, spec = config.env, config.data.path, info.spec
     for index, camera in enumerate(env.cameras):
         if camera not in spec.cameras:
+            named = f"name one of {', '.join(info.cameras)}" if info.cameras else "record them with this env.cameras"
             yield ConfigIssue(
                 f"env.cameras.{index}",
                 f"the demonstrations in {path} have no images of camera {camera!r}",
-                f"name one of {', '.join(spec.cameras)}" if spec.cameras else "record them with this env.cameras",
+                f"{named}, or set data.features.images.{camera} to the feature with its images",
             )
-    if env.cameras and spec.cameras and list(spec.image_size) != env.image_size:
+    if spec.cameras and list(spec.image_size) != env.image_size:
         yield ConfigIssue(
             "env.image_size",
             f"images of the demonstrations in {path} have {_by(spec.image_size)} pixels, those of the simulator "
@@ -69,20 +98,20 @@ def check_to_imitate(config: Config) -> Iterator[ConfigIssue]:
     """Yield what is wrong with demonstrations that a policy imitates: see `check`, and the sizes of what it reads and
     gives."""
     yield from check(config)
-    spec, model = _readable(config), config.model
+    spec, model = readable(config), config.model
     if spec is None:
         return
     reads_state = fact(SupportedModel, model.name, "images") is False or getattr(model, "state", None) is True
     yield from _sizes(config, spec, ("actions", "states") if reads_state else ("actions",))
 
 
-def _readable(config: Config) -> DatasetSpec | None:
+def readable(config: Config) -> DatasetSpec | None:
     """Return what the demonstrations are; None if they are not here or cannot be read, which `check` reports."""
     path = config.data.path
     if path is None or is_hub_name(path):
         return None
     try:
-        return Info.read(Path(path)).spec
+        return _info(config).spec
     except DatasetError:
         return None
 
@@ -104,7 +133,7 @@ def _sizes(config: Config, spec: DatasetSpec, kinds: Sequence[str]) -> Iterator[
 def check_for_critics(config: Config) -> Iterator[ConfigIssue]:
     """Yield why demonstrations cannot be learned from beside a replay: they have to be of the very task that is rolled
     out."""
-    path, spec = config.data.path, _readable(config)
+    path, spec = config.data.path, readable(config)
     if spec is None:
         return
     if not spec.outcome and not fact(ALGORITHMS, config.algorithm.name, "imitates"):
@@ -117,12 +146,12 @@ def check_for_critics(config: Config) -> Iterator[ConfigIssue]:
     yield from check_tasks(config)
     yield from _sizes(config, spec, ("actions", "states"))
     frequency = control_frequency(config)
-    if frequency is not None and spec.fps != max(1, round(frequency)):
+    if frequency is not None and max(1, round(spec.fps)) != max(1, round(frequency)):
         fitting = _action_repeat(config, spec.fps, frequency)
         yield ConfigIssue(
             ("data.path", "env.action_repeat" if hasattr(config.env, "action_repeat") else "env.name"),
-            f"the demonstrations in {path} have {spec.fps} actions per second, the simulator {frequency:g}: an action "
-            "of theirs does something else",
+            f"the demonstrations in {path} have {spec.fps:g} actions per second, the simulator {frequency:g}: an "
+            "action of theirs does something else",
             ("" if fitting is None else f"set env.action_repeat to {fitting}, or ")
             + "record them with this section env",
         )
@@ -172,7 +201,8 @@ def _shown_elsewhere(config: Config) -> _Shown | None:
     try:
         from embodyrl.data.storage import read_tasks
 
-        robot, shown = Info.read(Path(path)).spec.robot, read_tasks(Path(path) / TASKS)
+        info = _info(config)
+        robot, shown = info.spec.robot, read_tasks(regular_file(Path(path), TASKS), info.tasks)
     except (MissingPackageError, DatasetError):
         return None  # which is reported with the algorithm, or by `check`
     # By name, as the simulator describes them, or as the config does instead.
@@ -183,22 +213,25 @@ def _shown_elsewhere(config: Config) -> _Shown | None:
     return _Shown(simulator, {description: tasks.get(description) for description in shown})
 
 
-def _action_repeat(config: Config, fps: int, frequency: float) -> int | None:
+def _action_repeat(config: Config, fps: float, frequency: float) -> int | None:
     """Return the value of env.action_repeat with which the simulator has so many actions per second."""
     steps = frequency * getattr(config.env, "action_repeat", 0)
     repeat = round(steps / fps)
-    return repeat if repeat and round(steps / repeat) == fps else None
+    return repeat if repeat and round(steps / repeat) == round(fps) else None
 
 
-def _not_finite(path: Path) -> dict[str, list[int]]:
+def _not_finite(config: Config) -> dict[str, list[int]]:
     """Return the episodes with numbers that are not finite, by column; raises `DatasetError` if a file is missing or
-    damaged."""
+    damaged. Of images, see `Dataset.check_images`."""
     try:
-        from embodyrl.data.reader import Dataset
+        from embodyrl.data.reader import open_dataset, require_episodes
     except MissingPackageError:
         return {}  # which is reported with the algorithm
-    check_statistics(path)
-    return Dataset(path).not_finite()
+    check_statistics(Path(str(config.data.path)))
+    dataset = open_dataset(config)
+    require_episodes(dataset, config.data.memory_mib)
+    dataset.check_images()
+    return dataset.not_finite()
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from embodyrl.errors import UserError
 from embodyrl.registry import EXPERTS, Requirement
 
 if TYPE_CHECKING:  # `embodyrl list` needs none of it
@@ -44,10 +45,28 @@ class Demonstrator(Protocol):
         ...
 
 
+def actions_by(
+    demonstrator: Demonstrator, slots: NDArray[np.int64], observation: Observation, action_dim: int
+) -> NDArray[np.float32]:
+    """Return a demonstrator's actions `[B, D]`.
+
+    Raises:
+        UserError: it returns something else.
+    """
+    actions = demonstrator.act(slots, observation)
+    found, want = getattr(actions, "shape", None), (len(slots), action_dim)
+    if found != want:
+        what = f"an array {found}" if found is not None else type(actions).__name__
+        raise UserError(
+            f"{type(demonstrator).__name__}.act() returned {what}, want actions [envs, action dims], here {want}"
+        )
+    return actions
+
+
 @runtime_checkable
 class Remembering(Protocol):
     """A demonstrator whose actions depend on more than the present observation. What it remembers is saved with a run
-    in which it corrects a policy, so that a run that was interrupted goes on alike. MetaWorld's remember nothing."""
+    in which it corrects a policy, so that a run that was interrupted continues alike. MetaWorld's remember nothing."""
 
     def memory(self, slot: int) -> str:
         """Return what it remembers of the episode in a slot."""

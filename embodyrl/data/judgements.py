@@ -18,6 +18,7 @@ from embodyrl.data.layout import DatasetError, Episode
 from embodyrl.data.reader import Dataset
 from embodyrl.data.transitions import require_memory
 from embodyrl.envs import Observation
+from embodyrl.screen import counted
 from embodyrl.seeding import derive_seed
 
 LEAST = 2
@@ -97,10 +98,10 @@ class Judgements:
         for name, places in (("solved", found.solved), ("unsolved", found.unsolved)):
             if len(places) < LEAST:
                 raise DatasetError(
-                    f"of the demonstrations in {self.dataset.folder} that are {what}, {len(places)} observation(s) are "
-                    f"{name}, and {LEAST} are needed: record more with embodyrl collect --keep all --pushes 4 "
-                    "--after-success 5 (and env.end_at_success=false, so that episodes go on after a success), or "
-                    "change algorithm.held_out"
+                    f"of the demonstrations in {self.dataset.folder} that are {what}, too few observations are "
+                    f"{name}: {len(places)}, and {LEAST} are needed. Record more with embodyrl collect --keep all "
+                    "--pushes 4 --after-success 5 (and env.end_at_success=false, so that episodes continue after a "
+                    "success), or change algorithm.held_out"
                 )
         return found
 
@@ -108,7 +109,7 @@ class Judgements:
         """Return what there is, for people."""
         learned, held = self._learned, self._held_out
         return (
-            f"{len(self.dataset.episodes) - len(self.episodes_held_out)} demonstrations to learn from "
+            f"{counted(len(self.dataset.episodes) - len(self.episodes_held_out), 'demonstration')} to learn from "
             f"({len(learned.solved)} solved and {len(learned.unsolved)} other observations), "
             f"{len(self.episodes_held_out)} held out ({len(held.solved)} and {len(held.unsolved)})"
         )

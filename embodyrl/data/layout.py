@@ -1,4 +1,4 @@
-"""LeRobotDataset v3.0 on disk: names of files and columns, `meta/info.json`; and a demonstration in memory.
+"""LeRobotDataset v3.0 on disk: names of files and columns, features of frames; and a demonstration in memory.
 
     meta/info.json                                  features of a frame, numbers of frames and episodes
     meta/stats.json                                 minimum, maximum, mean, ... of every feature
@@ -16,9 +16,7 @@ Shapes: `T` frames of an episode, `V` cameras, `H, W` pixels, `S` proprio dims, 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.config.schema import FeatureNames
 from embodyrl.errors import RemediedError
 
 VERSION = "v3.0"
@@ -46,7 +45,8 @@ DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
 REWARD, SUCCESS, DONE, PERTURBED = "next.reward", "next.success", "next.done", "perturbed"
 EXECUTED, TERMINATED = "executed_action", "next.terminated"
-COUNTERS = ("frame_index", "episode_index", "index", "task_index")
+FRAME = "frame_index"
+COUNTERS = (FRAME, "episode_index", "index", "task_index")
 
 
 class DatasetError(RemediedError):
@@ -92,7 +92,7 @@ class DatasetSpec:
     """Names of the `V` cameras."""
     image_size: tuple[int, int] = (0, 0)
     """`(H, W)` of every camera [pixels]."""
-    fps: int
+    fps: float
     """Frames per second [Hz]."""
     robot: str | None = None
     """Name of the robot, for readers."""
@@ -105,6 +105,10 @@ class DatasetSpec:
     """Whether the actions that were executed are stored, too."""
     ends: bool = False
     """Whether it is stored what was observed after the last action of each episode, and whether that ended it."""
+    counted: bool = True
+    """Whether frames are numbered within their episode."""
+    names: FeatureNames = field(default_factory=FeatureNames)
+    """Names of the features with actions, states and images."""
 
     @property
     def action_dim(self) -> int:
@@ -114,7 +118,7 @@ class DatasetSpec:
     @property
     def image_keys(self) -> list[str]:
         """Names of the features with images."""
-        return [IMAGES + camera for camera in self.cameras]
+        return [self.names.images.get(camera, IMAGES + camera) for camera in self.cameras]
 
     @property
     def frame_bytes(self) -> int:
@@ -142,157 +146,6 @@ class DatasetSpec:
 
 def _feature(dtype: str, shape: list[int], names: list[str] | None = None) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "names": names}
-
-
-# ------------------------------------------------------------------------------------------------------- meta/info.json
-
-
-@dataclass(frozen=True, kw_only=True)
-class Info:
-    """Contents of `meta/info.json`."""
-
-    spec: DatasetSpec
-    episodes: int
-    frames: int
-    tasks: int
-    data_path: str = DATA_PATH
-    video_path: str = VIDEO_PATH
-
-    def write(self, folder: Path) -> None:
-        """Write the file below `folder`."""
-        in_videos = bool(self.spec.cameras) and self.spec.images is Images.video
-        content = {
-            "codebase_version": VERSION,
-            "robot_type": self.spec.robot,
-            "total_episodes": self.episodes,
-            "total_frames": self.frames,
-            "total_tasks": self.tasks,
-            "chunks_size": FILES_PER_CHUNK,
-            "data_files_size_in_mb": DATA_FILE_MB,
-            "video_files_size_in_mb": VIDEO_FILE_MB,
-            "fps": self.spec.fps,
-            "splits": {"train": f"0:{self.episodes}"},
-            "data_path": self.data_path,
-            "video_path": self.video_path if in_videos else None,
-            "features": self.spec.features(),
-        }
-        (folder / INFO).parent.mkdir(parents=True, exist_ok=True)
-        (folder / INFO).write_text(json.dumps(content, indent=4) + "\n")
-
-    @classmethod
-    def read(cls, folder: Path) -> Info:
-        """Read the file below `folder`.
-
-        Raises:
-            DatasetError: the file does not exist, is damaged, has another version, or lacks an entry.
-        """
-        content = _content(folder)
-        faults = list(_faults(content))
-        if faults:
-            raise DatasetError(f"{folder / INFO} cannot be used: {'; '.join(faults)}", ANEW)
-        return cls(
-            spec=_spec(content, ends=(folder / ENDS).is_file()),
-            episodes=content["total_episodes"],
-            frames=content["total_frames"],
-            tasks=content["total_tasks"],
-            data_path=content["data_path"],
-            video_path=content.get("video_path") or VIDEO_PATH,
-        )
-
-
-def _content(folder: Path) -> Mapping[str, Any]:
-    if not folder.is_dir():
-        raise DatasetError(
-            f"demonstrations in {folder} do not exist",
-            "record some with `embodyrl collect CONFIG --out DIR --episodes N`",
-        )
-    if not (folder / INFO).is_file():
-        raise DatasetError(f"{folder} holds no demonstrations (no {INFO})", "give the folder of a LeRobotDataset")
-    content: Mapping[str, Any] = _parsed(folder / INFO)
-    version = content.get("codebase_version") if isinstance(content, dict) else None
-    if version != VERSION:
-        raise DatasetError(
-            f"{folder} is of LeRobotDataset version {version}, this program reads {VERSION}",
-            "convert it with lerobot's own scripts, or record it anew",
-        )
-    return content
-
-
-def check_statistics(folder: Path) -> None:
-    """Raise `DatasetError` if `meta/stats.json` is missing or damaged, as after a copy that was cut short."""
-    if not (folder / STATS).is_file():
-        raise DatasetError(f"{folder / STATS} is missing: the dataset is incomplete", ANEW)
-    _parsed(folder / STATS)
-
-
-def _parsed(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise DatasetError(f"{path} is damaged ({error})", ANEW) from error
-
-
-NEEDED = {"total_episodes": int, "total_frames": int, "total_tasks": int, "data_path": str, "features": dict}
-
-
-def _faults(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yield texts about missing or wrong entries."""
-    for name, kind in NEEDED.items():
-        if not isinstance(content.get(name), kind):
-            yield f"{name} is {content.get(name)!r}, expected {kind.__name__}"
-    fps, features = content.get("fps"), content.get("features")
-    if not isinstance(fps, int | float) or fps <= 0:
-        yield f"fps is {fps!r}, expected a number above 0"
-    if not isinstance(features, dict):
-        return
-    if ACTION not in features:
-        yield f"feature {ACTION!r} is missing (there are: {', '.join(features)})"
-    for name in ("episode_index", "task_index"):
-        if name not in features:
-            yield f"feature {name!r} is missing"
-    for name in (ACTION, STATE):
-        if name in features and len(features[name].get("shape", ())) != 1:
-            yield f"feature {name!r} has shape {features[name].get('shape')}, expected one number"
-    yield from _faults_of_images([each for name, each in features.items() if name.startswith(IMAGES)])
-
-
-def _faults_of_images(images: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield texts about wrong features of cameras."""
-    if len({str(_height_and_width(each)) for each in images}) > 1:
-        yield "its cameras differ in image size, which this program does not support"
-    if len({each.get("dtype") for each in images}) > 1:
-        yield "some cameras are kept as images and some as videos, which this program does not support"
-    if any(each.get("dtype") not in tuple(Images) for each in images):
-        yield f"images are kept as {images[0].get('dtype')!r}, expected image or video"
-
-
-def _height_and_width(feature: Mapping[str, Any]) -> tuple[int, int]:
-    """Return height and width of a feature with images; some datasets have channels first."""
-    first, second, third = feature["shape"]
-    names = feature.get("names") or ["height", "width", "channels"]
-    return (second, third) if str(names[0]).startswith("c") else (first, second)
-
-
-def _spec(content: Mapping[str, Any], *, ends: bool) -> DatasetSpec:
-    features = content["features"]
-    shown = {name.removeprefix(IMAGES): each for name, each in features.items() if name.startswith(IMAGES)}
-    first = next(iter(shown.values()), None)
-    (actions,) = features[ACTION]["shape"]
-    names = features[ACTION].get("names")
-    named = isinstance(names, list) and len(names) == actions
-    return DatasetSpec(
-        action_names=tuple(map(str, names)) if named else tuple(f"action_{index}" for index in range(actions)),
-        state_dim=features[STATE]["shape"][0] if STATE in features else 0,
-        cameras=tuple(shown),
-        image_size=_height_and_width(first) if first else (0, 0),
-        fps=round(content["fps"]),
-        robot=content.get("robot_type"),
-        images=Images(first["dtype"]) if first else Images.image,
-        outcome={REWARD, SUCCESS} <= features.keys(),
-        perturbed=PERTURBED in features,
-        executed=EXECUTED in features,
-        ends=ends,
-    )
 
 
 # ------------------------------------------------------------------------------------------------------ a demonstration

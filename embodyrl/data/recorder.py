@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.config.schema import EnvConfig
-from embodyrl.data.experts import Demonstrator
+from embodyrl.data.experts import Demonstrator, actions_by
 from embodyrl.data.layout import DatasetSpec, Episode, Images
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import Simulators
@@ -147,7 +147,9 @@ class Recorder:
     ) -> tuple[Observation, NDArray[np.bool_]]:
         """Execute one action in these slots; return the next observation, and a mask of episodes that are over."""
         spec = self._manager.spec
-        wanted = self._demonstrator.act(slots, observation).clip(spec.action_low, spec.action_high)
+        wanted = actions_by(self._demonstrator, slots, observation, spec.action_dim).clip(
+            spec.action_low, spec.action_high
+        )
         pushes = [take.pushed.get(len(take.actions)) for take in takes]
         executed = np.stack([mine if push is None else push for mine, push in zip(wanted, pushes, strict=True)])
         shown = self._demonstrator.recorded(observation)

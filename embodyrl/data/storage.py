@@ -1,41 +1,52 @@
-"""Files of a dataset: Parquet tables, and images as PNG in a table or as lossless H.264 in an MP4. Images are read back
-bit for bit. The only module that uses pyarrow and FFmpeg.
+"""Tables of a dataset, as Parquet files. The only module that uses pyarrow.
 
-Videos are stored as RGB, which every FFmpeg decodes, but browsers do not.
+What others wrote is read as what the type of its column says, after that type and the size were checked.
 """
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
+from embodyrl.data.files import MIB, shown
 from embodyrl.data.layout import ANEW, DatasetError
 from embodyrl.errors import MissingPackageError
 
 try:
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 except ModuleNotFoundError as error:
     raise MissingPackageError(
         "demonstrations are kept in Parquet files, which need pyarrow: pip install 'embodyrl[data]'"
     ) from error
 
-# --------------------------------------------------------------------------------------------------------------- tables
-
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 """Type of an image in a table."""
 
 KEPT_GROUPS = 4
 """Row groups that stay in memory: neighbouring episodes may share one."""
+LARGEST_GROUP = 512 * MIB
+"""Most memory of a row group's columns that are read [bytes]: files are read in such pieces."""
+LONGEST_TEXT = 10_000
+"""Most characters of a task description."""
+
+
+class Kind(StrEnum):
+    """Contents of a column that is read, in words."""
+
+    number = "numbers"
+    whole = "whole numbers"
+    flag = "true or false"
+    text = "texts"
+    image = "images"
 
 
 def column(values: Any) -> pa.Array:
@@ -49,17 +60,6 @@ def column(values: Any) -> pa.Array:
 def image_column(files: Sequence[bytes]) -> pa.Array:
     """Return a column of images, given as PNG files."""
     return pa.array([{"bytes": file, "path": None} for file in files], IMAGE)
-
-
-def numbers(array: pa.ChunkedArray) -> NDArray[Any]:
-    """Return the numbers `[T]` or `[T, n]` of a column; the inverse of `column`."""
-    array = array.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # of no chunks
-        return np.zeros(0)
-    if pa.types.is_fixed_size_list(array.type) or pa.types.is_list(array.type):
-        flat: NDArray[Any] = array.flatten().to_numpy(zero_copy_only=False)
-        return flat.reshape(len(array), -1)
-    return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
 def write_tasks(path: Path, task_descriptions: Sequence[str]) -> None:
@@ -76,18 +76,27 @@ def write_tasks(path: Path, task_descriptions: Sequence[str]) -> None:
     pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(described)}), path)
 
 
-def read_tasks(path: Path) -> list[str]:
-    """Read the task descriptions by number; the name of their column differs between datasets."""
-    table = read_table(path)
-    task_descriptions = next(
-        (name for name in table.column_names if pa.types.is_string(table.schema.field(name).type)), None
-    )
-    if task_descriptions is None or "task_index" not in table.column_names:
-        raise DatasetError(f"{path} has columns {', '.join(table.column_names)}; expected task and task_index", ANEW)
-    found = dict(zip(table["task_index"].to_pylist(), table[task_descriptions].to_pylist(), strict=True))
-    if sorted(found) != list(range(len(found))):
-        raise DatasetError(f"{path} numbers its tasks {sorted(found)}; expected 0 .. {len(found) - 1}", ANEW)
-    return [found[number] for number in range(len(found))]
+def read_tasks(path: Path, count: int) -> list[str]:
+    """Read the task descriptions by number; the name of their column differs between datasets.
+
+    Args:
+        path: the file.
+        count: their number by `meta/info.json`.
+
+    Raises:
+        DatasetError: the file is damaged, or has other contents.
+    """
+    schema = _open(path).schema_arrow
+    name = next((each.name for each in schema if _fits(each.type, Kind.text)), None)
+    if name is None or "task_index" not in schema.names:
+        raise DatasetError(
+            f"{path} has columns {', '.join(map(shown, schema.names))}; expected a text and task_index", ANEW
+        )
+    table = read_table(path, {"task_index": Kind.whole, name: Kind.text}, count)
+    found = dict(zip(table["task_index"].tolist(), table[name], strict=True))
+    if sorted(found) != list(range(count)):
+        raise DatasetError(f"{path} numbers its tasks {shown(sorted(found))}; expected 0 .. {count - 1}", ANEW)
+    return [found[number] for number in range(count)]
 
 
 class TableWriter:
@@ -116,27 +125,76 @@ class TableWriter:
             self._writer.close()
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+Columns = Mapping[str, Kind]
+"""Names of columns, and what each holds."""
+
+
+def read_table(path: Path, columns: Columns, count: int) -> dict[str, Any]:
     """Read a whole file.
 
+    Args:
+        path: the file.
+        columns: columns that are read.
+        count: number of rows that it must have.
+
+    Returns:
+        The columns: arrays `[T]` or `[T, n]`, and lists of texts or images.
+
     Raises:
-        DatasetError: the file is missing or damaged, or lacks a column.
+        DatasetError: the file is missing or damaged, or lacks a column, or one has another type.
     """
-    file = _open(path)
-    _check_columns(path, file, columns or ())
-    try:
-        return file.read(columns=None if columns is None else list(columns))
-    except (OSError, pa.ArrowException) as error:
-        raise _damaged(path, error) from error
+    rows = check_table(path, columns)
+    if rows != count:
+        raise DatasetError(f"{path} has {rows} rows, expected {count}", ANEW)
+    return read_rows(path, 0, count, columns)
 
 
-def read_rows(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
+def check_table(path: Path, columns: Columns) -> int:
+    """Return the number of rows of a file, without reading any.
+
+    Raises:
+        DatasetError: see `read_table`; or a row group is too large.
+    """
+    changed = _changed(path)
+    metadata = _metadata(path, changed)
+    _check_columns(path, _open(path, metadata).schema_arrow, columns)
+    for number in range(metadata.num_row_groups):
+        _check_size(path, metadata, number, columns)
+    return int(_bounds(path, changed)[-1])
+
+
+def _check_size(path: Path, metadata: pq.FileMetaData, number: int, columns: Columns) -> None:
+    """Raise `DatasetError` if columns of a row group are too large. Texts and images are in memory once, however often
+    they are repeated."""
+    group, size = metadata.row_group(number), 0
+    for column in map(group.column, range(group.num_columns)):
+        if any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in columns):
+            size += max(column.num_values, group.num_rows) * 8
+            size += column.total_uncompressed_size if column.physical_type == "BYTE_ARRAY" else 0
+    if size > LARGEST_GROUP:
+        raise DatasetError(
+            f"row group {number} of {path} takes {size / MIB:,.0f} MiB, and at most {LARGEST_GROUP // MIB} are read",
+            "write the file again with smaller row groups",
+        )
+
+
+def read_rows(path: Path, start: int, stop: int, columns: Columns, what: str = "") -> dict[str, Any]:
     """Read rows start .. stop-1 of a file; only the row groups that contain them are read.
+
+    Args:
+        path: the file.
+        start: the first row.
+        stop: the last row, plus 1.
+        columns: columns that are read.
+        what: name of these rows in messages.
+
+    Returns:
+        See `read_table`.
 
     Raises:
         DatasetError: see `read_table`; or the file is too short.
     """
-    changed = path.stat().st_mtime_ns if path.exists() else 0
+    changed = _changed(path)
     bounds = _bounds(path, changed)
     if stop > bounds[-1]:
         raise DatasetError(
@@ -144,31 +202,37 @@ def read_rows(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.T
         )
     first = int(np.searchsorted(bounds, start, "right")) - 1
     last = int(np.searchsorted(bounds, stop, "left"))
-    pieces = [_piece(path, changed, number, tuple(columns)) for number in range(first, last)]
-    return pa.concat_tables(pieces).slice(start - int(bounds[first]), stop - start)
+    pieces = [_piece(path, changed, number, tuple(columns.items())) for number in range(first, last)]
+    offset, found = start - int(bounds[first]), {}
+    for name, kind in columns.items():
+        joined = pa.chunked_array([chunk for piece in pieces for chunk in piece[name].chunks])
+        try:
+            found[name] = _values(joined.slice(offset, stop - start), kind)
+        except _CellError as error:
+            where = what or f"rows {start} .. {stop - 1}"
+            raise DatasetError(f"column {name!r} in {path} cannot be used: {error} in {where}", ANEW) from error
+    return found
 
 
-def _open(path: Path, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+def _changed(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def _open(path: Path, metadata: pq.FileMetaData | None = None, texts: Sequence[str] = ()) -> pq.ParquetFile:
+    """Open a file; columns in `texts` are read as dictionaries."""
     try:
-        return pq.ParquetFile(path, metadata=metadata)
+        file = pq.ParquetFile(path, metadata=metadata, read_dictionary=list(texts))
+        file.schema_arrow.names  # noqa: B018  (decodes them)
+        return file
     except FileNotFoundError as error:
         raise DatasetError(f"{path} is missing: the dataset is incomplete", ANEW) from error
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise _damaged(path, error) from error
 
 
 def _damaged(path: Path, error: Exception) -> DatasetError:
     why = " ".join(str(error).split())  # in one line
     return DatasetError(f"{path} is damaged ({why})", ANEW)
-
-
-def _check_columns(path: Path, file: pq.ParquetFile, columns: Sequence[str]) -> None:
-    known = file.schema_arrow.names
-    missing = [name for name in columns if name not in known]
-    if missing:
-        raise DatasetError(
-            f"{path} has no column {', '.join(map(repr, missing))} (there are: {', '.join(known)})", ANEW
-        )
 
 
 @lru_cache(maxsize=64)
@@ -186,109 +250,146 @@ def _bounds(path: Path, changed: int) -> NDArray[np.int64]:
 
 
 @lru_cache(maxsize=KEPT_GROUPS)
-def _piece(path: Path, changed: int, number: int, columns: tuple[str, ...]) -> pa.Table:
-    file = _open(path, _metadata(path, changed))
-    _check_columns(path, file, columns)
+def _piece(path: Path, changed: int, number: int, columns: tuple[tuple[str, Kind], ...]) -> dict[str, pa.ChunkedArray]:
+    """Return columns of a row group. Texts and images are read as dictionaries, so that what is repeated in a file is
+    in memory once."""
+    metadata = _metadata(path, changed)
+    _check_size(path, metadata, number, dict(columns))
+    texts = [name for name, kind in columns if kind is Kind.text]
+    texts += [f"{name}.{part}" for name, kind in columns if kind is Kind.image for part in ("bytes", "path")]
+    file = _open(path, metadata, texts)
+    _check_columns(path, file.schema_arrow, dict(columns))
     try:
-        return file.read_row_group(number, columns=list(columns))
+        table = file.read_row_group(number, columns=[name for name, _ in columns])
+        return {name: table[name] for name, _ in columns}
     except (OSError, pa.ArrowException) as error:
         raise _damaged(path, error) from error
 
 
-# --------------------------------------------------------------------------------------------------------------- images
-
-KEY_FRAME_EVERY = 12
-"""Frames from one key frame to the next."""
+# ---------------------------------------------------------------------------------------------------------- cells
 
 
-def to_png(image: NDArray[np.uint8]) -> bytes:
-    """Encode an image `[H, W, 3]` as a PNG file."""
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG", compress_level=3)
-    return buffer.getvalue()
+def _check_columns(path: Path, schema: pa.Schema, columns: Columns) -> None:
+    missing = [name for name in columns if schema.names.count(name) != 1]
+    if missing:
+        known = ", ".join(map(shown, schema.names))
+        raise DatasetError(f"{path} has no column {', '.join(map(repr, missing))} (there are: {known})", ANEW)
+    for name, kind in columns.items():
+        if not _fits(schema.field(name).type, kind):
+            raise DatasetError(
+                f"column {name!r} in {path} holds {shown(str(schema.field(name).type))}, expected {kind.value}", ANEW
+            )
 
 
-def from_png(data: bytes) -> NDArray[np.uint8]:
-    """Decode a PNG or JPEG file to an image `[H, W, 3]`."""
-    with Image.open(io.BytesIO(data)) as image:
-        return np.asarray(image.convert("RGB"))
-
-
-class VideoWriter:
-    """Writes an MP4 episode by episode.
-
-    Args:
-        path: path of the file.
-        fps: images per second.
-        size: `(H, W)` [pixels].
-    """
-
-    def __init__(self, path: Path, *, fps: int, size: tuple[int, int]) -> None:
-        self.path = path
-        self.frames = 0
-        self._bytes = 0
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._container = av.open(str(path), "w")
-        self._stream = self._container.add_stream("libx264rgb", rate=fps)
-        self._stream.height, self._stream.width = size
-        self._stream.pix_fmt = "rgb24"
-        self._stream.options = {"qp": "0", "preset": "veryfast", "bf": "0", "g": str(KEY_FRAME_EVERY)}
-
-    def add(self, images: NDArray[np.uint8]) -> None:
-        """Append images `[T, H, W, 3]`."""
-        for image in images:
-            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
-            frame.pts = self.frames
-            self._mux(self._stream.encode(frame))
-            self.frames += 1
-
-    @property
-    def size_mb(self) -> float:
-        """Compressed size so far [MB], without the last few images that are still in the encoder."""
-        return self._bytes / 2**20
-
-    def _mux(self, packets: list[av.Packet[Any]]) -> None:
-        self._container.mux(packets)
-        self._bytes += sum(packet.size for packet in packets)
-
-    def close(self) -> None:
-        """Finish the file."""
-        self._mux(self._stream.encode(None))
-        self._container.close()
-
-
-def read_video(path: Path, start_s: float, count: int, fps: int) -> NDArray[np.uint8]:
-    """Read consecutive images of a video.
-
-    Args:
-        path: an MP4 file.
-        start_s: time of the first image [s].
-        count: `T`, number of images.
-        fps: images per second.
-
-    Returns:
-        `[T, H, W, 3]`
-
-    Raises:
-        DatasetError: the video cannot be read, or is too short.
-    """
-    images: list[NDArray[np.uint8]] = []
-    try:
-        with av.open(str(path)) as container:
-            stream = container.streams.video[0]
-            container.seek(int(start_s * av.time_base))  # to a key frame before it
-            for frame in container.decode(stream):
-                if frame.time < start_s - 0.5 / fps:
-                    continue
-                images.append(np.asarray(frame.to_ndarray(format="rgb24"), np.uint8))
-                if len(images) == count:
-                    break
-    except (OSError, av.FFmpegError) as error:
-        raise DatasetError(f"{path} cannot be read ({error})", ANEW) from error
-    if len(images) < count:
-        raise DatasetError(
-            f"{path} ends {count - len(images)} images before the episode at {start_s:.2f} s does: the dataset is "
-            "incomplete",
-            ANEW,
+def _fits(type_: pa.DataType, kind: Kind) -> bool:
+    """Return whether a column of a type can hold such contents."""
+    types = pa.types
+    if kind is Kind.image:
+        parts = {each.name: each.type for each in type_} if types.is_struct(type_) else {}
+        return {"bytes", "path"} <= parts.keys() and all(  # one of them may be empty in all rows
+            holds(parts[name]) or types.is_null(parts[name])
+            for name, holds in (("bytes", _is_binary), ("path", _is_text))
         )
-    return np.stack(images)
+    if kind is Kind.text:
+        return _is_text(type_)
+    if kind is Kind.whole:
+        return bool(types.is_integer(type_))
+    if _is_list(type_):
+        type_ = type_.value_type
+    if kind is Kind.flag and types.is_boolean(type_):
+        return True
+    return bool(types.is_integer(type_) or types.is_floating(type_))
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_))
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    return type_.value_type if pa.types.is_dictionary(type_) else type_
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    types, type_ = pa.types, _plain(type_)
+    return bool(types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_))
+
+
+def _is_binary(type_: pa.DataType) -> bool:
+    types, type_ = pa.types, _plain(type_)
+    return bool(types.is_binary(type_) or types.is_large_binary(type_) or types.is_binary_view(type_))
+
+
+class _CellError(ValueError):
+    """Raised when a cell does not hold what its column should; the text says why."""
+
+
+def _values(array: pa.ChunkedArray, kind: Kind) -> Any:
+    """Return the contents of a column: an array, or a list of texts or of images."""
+    if kind is Kind.image:
+        return ImageCells(array)
+    if array.null_count:
+        raise _CellError("a cell is empty")
+    if kind is Kind.text:
+        return _texts(array)
+    found = _numbers(array)
+    if kind is Kind.flag and found.dtype != np.bool_:
+        if not np.isin(found, (0, 1)).all():
+            raise _CellError(f"{found[~np.isin(found, (0, 1))][0].item()} is neither true nor false")
+        return found.astype(np.bool_)
+    return found.astype(np.int64) if kind is Kind.whole else found
+
+
+def _numbers(array: pa.ChunkedArray) -> NDArray[Any]:
+    """Return the numbers `[T]` or `[T, n]` of a column; the inverse of `column`."""
+    joined = array.combine_chunks()
+    if not len(joined):
+        return np.zeros(0)
+    if not _is_list(joined.type):
+        return np.asarray(joined.to_numpy(zero_copy_only=False))
+    flat, lengths = joined.flatten(), pc.list_value_length(joined).unique()
+    if flat.null_count:
+        raise _CellError("a number is missing")
+    if len(lengths) > 1:
+        raise _CellError("cells have different numbers of numbers")
+    values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
+    return values.reshape(len(joined), -1)
+
+
+def _texts(array: pa.ChunkedArray) -> list[str]:
+    """Return texts that all differ."""
+    if len(array.unique()) < len(array):
+        raise _CellError("a text occurs twice")
+    try:
+        texts: list[str] = array.to_pylist()
+    except UnicodeDecodeError as error:
+        raise _CellError(f"a text is none ({error})") from error
+    if longest := [each for each in texts if len(each) > LONGEST_TEXT]:
+        raise _CellError(f"a text has {len(longest[0]):,} characters, at most {LONGEST_TEXT:,} are read")
+    return texts
+
+
+class ImageCells:
+    """Images of a column, each read when it is asked for.
+
+    Args:
+        array: the column, of bytes and paths.
+    """
+
+    def __init__(self, array: pa.ChunkedArray) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, row: int) -> tuple[bytes | None, str | None]:
+        """Return the contents of a file, if they are in the table; otherwise its path, if that is.
+
+        Raises:
+            UnicodeDecodeError: the path is no text.
+        """
+        cell = self._array[row]
+        if not cell.is_valid:
+            return None, None
+        data = cell["bytes"].as_py()
+        return data, None if data is not None else cell["path"].as_py()

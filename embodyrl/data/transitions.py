@@ -29,6 +29,7 @@ from embodyrl.config.schema import AtEnd, Config
 from embodyrl.data.layout import DatasetError, Episode
 from embodyrl.data.reader import Dataset
 from embodyrl.registry import ALGORITHMS
+from embodyrl.screen import counted
 
 MIB = 2**20
 
@@ -106,7 +107,8 @@ class Transitions:
     def describe(self) -> str:
         """Return their number and their ends, for people."""
         return (
-            f"{len(self):,} chunks of {len(self.dataset.episodes)} demonstrations, {self.terminations} of which end one"
+            f"{counted(len(self), 'chunk')} of {counted(len(self.dataset.episodes), 'demonstration')}, "
+            f"{self.terminations} of which end one"
         )
 
     @property
@@ -171,7 +173,7 @@ class Transitions:
         done = np.arange(self._size) < found.steps[:, None]
         inside = np.minimum(frames, len(episode) - 1)
         executed = episode.actions if episode.executed is None else episode.executed
-        # Solved once is solved: a reward for success is paid for the first time alone.
+        # Solved once is solved: a reward for success comes at the first time alone.
         first = episode.success & (episode.success.cumsum() == 1)
         # Demonstrations say themselves what was solved, so that no classifier has to.
         judged = {} if self._judge_ends is None else {"judged": first[inside] & done}
@@ -195,7 +197,7 @@ class Transitions:
         """Return the decisions of an episode that are known completely."""
         assert episode.success is not None, "checked before"
         env = self._config.env
-        length = min(len(episode), env.max_episode_steps)
+        length = min(len(episode), env.time_limit)
         solved = episode.success[:length]
         # None: the simulator itself knows what ends an episode.
         at_success = True if self._judge_ends else getattr(env, "end_at_success", None)
@@ -213,7 +215,7 @@ class Transitions:
         if episode.perturbed is not None and episode.executed is None:
             before = np.concatenate([[0], np.cumsum(episode.perturbed)])
             known &= before[starts + steps] == before[starts]
-        truncated = reaches_end & ~terminated & (length >= env.max_episode_steps)
+        truncated = reaches_end & ~terminated & (length >= env.time_limit)
         return _Decisions(
             starts=starts[known], steps=steps[known], terminated=terminated[known], truncated=truncated[known]
         )

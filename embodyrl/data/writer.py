@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embodyrl.data import storage
+from embodyrl.data import image_files, storage
+from embodyrl.data.info import Info
 from embodyrl.data.layout import (
     ACTION,
     DATA_FILE_MB,
@@ -42,7 +43,6 @@ from embodyrl.data.layout import (
     Episode,
     FilePosition,
     Images,
-    Info,
 )
 
 
@@ -104,7 +104,7 @@ class DatasetWriter:
             if self._in_videos:
                 videos |= self._videos[key].add(shown)
             else:
-                columns[key] = storage.image_column([storage.to_png(image) for image in shown])
+                columns[key] = storage.image_column([image_files.to_png(image) for image in shown])
         self._table.add(columns)
         if self.spec.ends:
             self._ends.add(self._end(episode))
@@ -149,7 +149,7 @@ class DatasetWriter:
             columns[STATE] = storage.column(episode.last_proprio[None])
         for camera, key in enumerate(self.spec.image_keys):
             assert episode.last_images is not None, "checked above"
-            columns[key] = storage.image_column([storage.to_png(episode.last_images[camera])])
+            columns[key] = storage.image_column([image_files.to_png(episode.last_images[camera])])
         return columns
 
     def _note(self, episode: Episode, videos: dict[str, Any], described: dict[str, Statistics]) -> None:
@@ -220,7 +220,7 @@ class _VideoFile:
     def __init__(self, folder: Path, key: str, spec: DatasetSpec) -> None:
         self._folder, self._key, self._spec = folder, key, spec
         self._place = FilePosition()
-        self._video: storage.VideoWriter | None = None
+        self._video: image_files.VideoWriter | None = None
 
     def add(self, images: NDArray[np.uint8]) -> dict[str, Any]:
         """Append an episode; return the columns with its position."""
@@ -229,7 +229,7 @@ class _VideoFile:
             self._video, self._place = None, self._place.following()
         if self._video is None:
             path = self._folder / VIDEO_PATH.format(video_key=self._key, **self._place._asdict())
-            self._video = storage.VideoWriter(path, fps=self._spec.fps, size=self._spec.image_size)
+            self._video = image_files.VideoWriter(path, fps=self._spec.fps, size=self._spec.image_size)
         start = self._video.frames
         self._video.add(images)
         found = {

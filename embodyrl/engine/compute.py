@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from embodyrl.errors import UserError
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import Policy
 from embodyrl.models.saved import LARGE
-from embodyrl.placement.cuda import why_no_cuda
+from embodyrl.placement.cuda import PRODUCTS, set_up_products, why_no_cuda
 from embodyrl.placement.plan import inventory
 from embodyrl.seeding import derive_seed
 
@@ -80,13 +79,52 @@ def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextMan
     return torch.autocast(device.type, dtype=dtype)
 
 
-def be_deterministic() -> None:
+def set_up_torch(device: torch.device, *, deterministic: bool) -> None:
+    """Set what holds for the whole process. On a GPU float32 is float32, in convolutions as well: torch's default for
+    these is TF32, with 10 of its 23 bits.
+
+    Raises:
+        UserError: see `be_deterministic`.
+    """
+    if device.type == "cuda":
+        set_up_products()
+        torch.backends.cudnn.allow_tf32 = False
+    if deterministic:
+        be_deterministic(device)
+
+
+def convolves_in_tf32() -> bool:
+    """Return whether float32 convolutions on a GPU are in TF32. Of torch's two names for it, this one can be read
+    whatever a program has set, and the other one be set."""
+    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
+
+
+def be_deterministic(device: torch.device) -> None:
     """Make torch choose algorithms that give the same bits every time on the same machine, and raise an error where it
-    has none. It holds for the whole process, and must be called before the first matrix product on a GPU."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    has none.
+
+    Raises:
+        UserError: the process has used the GPU before `PRODUCTS` was set (`placement.cuda`), or with another value.
+    """
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
+    if device.type == "cuda":
+        _try_a_product(device)
+
+
+def _try_a_product(device: torch.device) -> None:
+    """Compute what torch would refuse later, amid the run."""
+    try:
+        torch.ones(2, 2, device=device) @ torch.ones(2, 2, device=device)
+    except RuntimeError as error:
+        settings = " ".join(f"{name}={value}" for name, value in PRODUCTS.items())
+        if not any(name in str(error) for name in PRODUCTS):
+            raise
+        raise UserError(
+            "engine.deterministic cannot hold, because this process has computed on the GPU before, without the "
+            f"setting that this needs: set {settings} before the program starts"
+        ) from error
 
 
 def recompute_blocks(policy: Policy) -> None:
@@ -184,7 +222,7 @@ class Streams:
         if here != there:
             self.imitation.manual_seed(derive_seed(self._seed, "imitation", version))
             return (
-                f"the checkpoint was saved on {there} and the run goes on on {here}, where random numbers are others: "
+                f"the checkpoint was saved on {there} and the run continues on {here}, where random numbers differ: "
                 "noise in actions and in learning from demonstrations begins anew, so results differ as between seeds"
             )
         self.imitation.set_state(state["imitation"])

@@ -1,7 +1,7 @@
 """Decisions of the policy as CUDA graphs: one launch in place of thousands (11,548 kernels in a decision of pi0).
 
 This has not run on a GPU yet, only on the tests' stand-in for one. Therefore every graph is compared with the policy
-when it is recorded: if that fails, or if its numbers are not the same bit for bit, the run goes on without graphs and
+when it is recorded: if that fails, or if its numbers are not the same bit for bit, the run continues without graphs and
 says so.
 """
 
@@ -92,7 +92,7 @@ class Graphs:
 
     def __init__(self, policy: Policy, make: Callable[[], Graph] | None) -> None:
         self.warning: str | None = None
-        """Why the run goes on without graphs, once it does."""
+        """Why the run continues without graphs, once it does."""
         self._policy = policy
         self._make = make
         self._kept = False
@@ -158,7 +158,7 @@ class Graphs:
             found = recorded.act(inputs)
             if not _equal(found, wanted) or not torch.equal(generator.get_state(), after):
                 raise RuntimeError("a replay came to other numbers")
-        except Exception as error:  # of any kind: the decision is made already, and the run needs no graph to go on
+        except Exception as error:  # of any kind: the decision is made already, and the run needs no graph to continue
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self.warning = f"the policy acts without CUDA graphs, which is slower and the same otherwise: {first}"
             self._make = None

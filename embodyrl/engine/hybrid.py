@@ -33,12 +33,12 @@ from embodyrl.data.batch import Batch
 from embodyrl.engine.compute import (
     Blocks,
     Streams,
-    be_deterministic,
     choose_device,
     choose_precision,
     choose_threads,
     computing_in,
     recompute_blocks,
+    set_up_torch,
 )
 from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.graphs import CudaGraph, Graphs
@@ -76,6 +76,7 @@ from embodyrl.engine.reference import reference_of
 from embodyrl.engine.soft import Minibatch
 from embodyrl.envs import Observation
 from embodyrl.models.flow.steering import SteeredPolicy
+from embodyrl.models.normalizer import RunningNormalizer
 from embodyrl.models.policy import (
     ACTION_WEIGHTS,
     SAMPLE_WEIGHTS,
@@ -139,8 +140,7 @@ class HybridEngine:
     ) -> None:
         self.device = choose_device(config.device)
         torch.set_num_threads(choose_threads(config.threads, policy, max(ranks.local_size, processes_here)))
-        if config.deterministic:
-            be_deterministic()
+        set_up_torch(self.device, deterministic=config.deterministic)
         self.policy = policy.eval()
         # The order below matters: adapters before the reference policy is derived (with LoRA it is the same network
         # without them), the reference before saved weights are loaded (it is where the run began), sharding after
@@ -276,7 +276,7 @@ class HybridEngine:
         """Choose the most likely chunks for network inputs, without a CUDA graph: it would be captured for this one
         call."""
         with self.rollout_mode(), torch.inference_mode(), self._computing:
-            return self.policy.act(inputs, "eval")
+            return self.policy.act(inputs, "eval", None)
 
     @property
     def keeps_features(self) -> bool:
@@ -536,6 +536,18 @@ class HybridEngine:
         self.graphs.forget()
         self.policy.set_progress(min(version / self.optimizer.updates, 1.0))
 
+    def scheduled(self, version: int, updates: int) -> dict[str, float]:
+        """Return the settings that change over a run, with their values when a version of the policy acts and learns.
+
+        Args:
+            version: 0 .. updates.
+            updates: iterations of the run.
+        """
+        config, share = self.optimizer.config, self.optimizer.share(version, updates)
+        rates = {"lr": config.lr, "critic_lr": config.critic_lr}
+        scheduled = {f"engine.optimizer.{name}": rate * share for name, rate in rates.items() if rate is not None}
+        return {**scheduled, **self.policy.scheduled(min(version / updates, 1.0))}
+
     # ---- log-probs
 
     def _logprobs(self, policy: Policy, part: Columns, task_descriptions: Sequence[str]) -> tuple[Tensor, EvalOutput]:
@@ -586,23 +598,38 @@ class HybridEngine:
     # ---- learning from a replay
 
     @property
-    def without_statistics(self) -> list[SoftPolicy | Onlooker]:
-        """The policy, and what the critics see with: those of them that scale what they see, and have not seen any."""
+    def observers(self) -> dict[SoftPolicy | Onlooker, RunningNormalizer]:
+        """The policy, and what the critics see with: those of them that scale what they see, and what scales it."""
         found = self.policy, None if self.soft is None else self.soft.onlooker
-        return [each for each in found if isinstance(each, SoftPolicy | Onlooker) and each.needs_statistics]
+        there = [each for each in found if isinstance(each, SoftPolicy | Onlooker)]
+        return {each: each.scaling for each in there if each.scaling is not None}
 
     @property
-    def _takes_statistics_once(self) -> bool:
-        """Whether the policy takes its statistics by `take_statistics`; others see what they imitate."""
+    def _sees_rollouts(self) -> bool:
+        """Whether the policy's statistics come by `add_to_statistics`; others see what they imitate."""
         return isinstance(self.policy, SoftPolicy)
 
-    def take_statistics(self, seen: Tensor | None, of: SoftPolicy | Onlooker) -> None:
-        """Take the statistics of one of `without_statistics` from what was seen before learning begins, `[M, ...]` of
-        this rank: the column `scaled`, if there is one. They then stay: statistics that moved would move the inputs of
-        all that the critics have learned."""
-        if seen is not None:
-            everyone = torch.cat(self.ranks.gather_rows(seen))
-            of.update_statistics({of.scaled: everyone.to(self.device)})
+    def add_to_statistics(self, seen: Tensor, of: SoftPolicy | Onlooker) -> float:
+        """Add what has been seen to the statistics of one of `observers`.
+
+        They continue as long as rollouts do, as those of on-policy algorithms: what begins with random actions later
+        sees what lies ten deviations away from all of it, where numbers are clipped and can no longer be
+        distinguished.
+
+        Args:
+            seen: the column `scaled` of this rank's observations, `[M, ...]`.
+            of: whose.
+
+        Returns:
+            The share of its numbers that were clipped by the statistics before; 0 if there were none.
+        """
+        scaling = self.observers[of]
+        everyone = torch.cat(self.ranks.gather_rows(seen)).to(self.device)
+        if not len(everyone):  # a rollout whose simulators all died; a mean of nothing would be NaN
+            return 0.0
+        clipped = float(scaling.clipped(everyone)) if scaling.count else 0.0
+        of.update_statistics({of.scaled: everyone})
+        return clipped
 
     def improve(self, minibatches: Iterable[Minibatch], task_descriptions: Sequence[str] = ()) -> dict[str, float]:
         """Learn from an iteration's minibatches of a replay, see `CriticLearner.learn`; returns metrics, each the mean
@@ -663,13 +690,13 @@ class HybridEngine:
 
         Args:
             batches: the minibatches.
-            statistics: update those of a policy that would else take them once.
+            statistics: update those of a policy that else sees rollouts.
         """
         history: list[Metrics] = []
         with self.train_mode(), self.clock.measure(Phase.train):
             for batch in self.clock.pulling(Phase.preprocess, batches):
                 inputs = self._preprocess(PolicyObservation.of(batch.observation))
-                if statistics or not self._takes_statistics_once:
+                if statistics or not self._sees_rollouts:
                     self.policy.update_statistics(inputs)
                 wanted = torch.from_numpy(batch.actions).to(self.device)
                 inputs = inputs | {ACTION_WEIGHTS: torch.from_numpy(action_weights(batch)).to(self.device)}
@@ -729,7 +756,7 @@ class HybridEngine:
         columns = to_columns(columns, self.device, ON_HOST | self.policy.reads_on_host)
         wanted = columns["labels"]
         inputs = self._preprocess(observation_from(columns, task_descriptions))
-        if self.policy.keeps_statistics and not self._takes_statistics_once:
+        if self.policy.keeps_statistics and not self._sees_rollouts:
             everyone = {name: torch.cat(self.ranks.gather_rows(column)) for name, column in inputs.items()}
             self.policy.update_statistics({name: column.to(self.device) for name, column in everyone.items()})
         inputs = inputs | {ACTION_WEIGHTS: torch.ones(wanted.shape[:2], device=self.device)}
@@ -799,7 +826,7 @@ class HybridEngine:
         }
 
     def _imitator_state(self) -> dict[str, Any]:
-        """Return the state of what has learned from demonstrations; empty when the run has gone on to other things."""
+        """Return the state of what has learned from demonstrations; empty when the run does other things now."""
         return {} if self.version else self._imitator.state_dict()
 
     def noise_state(self) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def _without_bitsandbytes() -> Iterator[None]:
 
 def choose_layers(policy: Policy, targets: list[str]) -> list[str]:
     """Return the layers that get adapters: those that the policy calls adaptable, that are not frozen, and whose
-    names end in one of `targets` (none: those that it adapts unless told otherwise).
+    names end in one of `targets` (none: those that it adapts by default).
 
     Raises:
         PolicyError: there are none.
@@ -261,7 +261,7 @@ def adapter_tensors(policy: Policy) -> dict[str, Tensor]:
 
 def _in_public(policy: Policy, names: Iterable[str]) -> list[str]:
     """Return the names of layers in the public checkpoint's model."""
-    root = policy.parallel_plan().root  # once: a plan looks at all modules of a model
+    root = policy.parallel_plan().root  # once: a plan reads all modules of a model
     return [name.removeprefix(f"{root}.") if root else name for name in names]
 
 

@@ -18,7 +18,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import unit_range
 from embodyrl.models.cnn.network import Encoder
 from embodyrl.models.cnn.options import DRQ, CNNConfig
-from embodyrl.models.mlp.policy import SMALLEST_DEVIATION, RunningNormalizer
+from embodyrl.models.normalizer import SMALLEST_DEVIATION, RunningNormalizer
 from embodyrl.models.policy import Inputs
 from embodyrl.seeding import derive_seed
 
@@ -89,12 +89,12 @@ class Onlooker(nn.Module):
         return unit.flatten(1)
 
     @property
-    def needs_statistics(self) -> bool:
-        """Whether it scales states by statistics that it does not have yet."""
-        return self.normalizer is not None and not bool(self.normalizer.count)
+    def scaling(self) -> RunningNormalizer | None:
+        """What scales states; None without states."""
+        return self.normalizer
 
     def update_statistics(self, inputs: Inputs) -> None:
-        """Take the statistics of `proprio [M, S]`."""
+        """Add `proprio [M, S]` to the statistics that scale states."""
         if self.normalizer is not None:
             self.normalizer.update(inputs["proprio"])
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from embodyrl.config.schema import GuardConfig, LearningRate, OptimizerConfig
 from embodyrl.engine.minibatch import Columns
 from embodyrl.engine.parallel import is_sharded, norm_of, placed
-from embodyrl.errors import RunError
+from embodyrl.errors import RunError, UserError
 from embodyrl.files import replacing
 from embodyrl.registry import OPTIMIZERS
 
@@ -57,9 +57,7 @@ class Optimizer:
         """The tensors that are stepped: parameters, or their copies."""
         small = keep_gradients and small_suits(self.parameters, config)
         self._small = SmallAdamW(self.parameters, config) if small else None
-        self.inner: torch.optim.Optimizer = self._small or OPTIMIZERS.load(config.name)(
-            self._groups(set(critic)), config
-        )
+        self.inner: torch.optim.Optimizer = self._small or _built(config, self._groups(set(critic)))
 
     def _groups(self, critic: set[nn.Parameter]) -> list[dict[str, Any]]:
         """Return the parameter groups: one of all, or the policy's and the critic's."""
@@ -112,8 +110,16 @@ class Optimizer:
 
     def set_learning_rate(self, update: int) -> float:
         """Set the scheduled learning rates of an update (0, 1, ...); returns the policy's."""
+        factor = self.share(update, self.updates)
+        rates = (self.config.lr, self.config.critic_lr or self.config.lr)
+        for group, rate in zip(self.inner.param_groups, rates, strict=False):
+            group["lr"] = rate * factor
+        return self.rate
+
+    def share(self, update: int, updates: int) -> float:
+        """Return the scheduled share of the learning rates in an update (0, 1, ...) of a run of so many."""
         # Of the run's length, not of the checkpoint's: a resumed run continues the schedule where it was.
-        done = min(update / self.updates, 1.0)
+        done = min(update / updates, 1.0)
         share = {
             LearningRate.constant: 1.0,
             LearningRate.linear: 1.0 - done,
@@ -121,11 +127,7 @@ class Optimizer:
         }
         floor = self.config.lr_floor
         factor = floor + (1.0 - floor) * share[self.config.schedule]
-        factor *= min((update + 1) / (self.config.warmup + 1), 1.0)
-        rates = (self.config.lr, self.config.critic_lr or self.config.lr)
-        for group, rate in zip(self.inner.param_groups, rates, strict=False):
-            group["lr"] = rate * factor
-        return self.rate
+        return factor * min((update + 1) / (self.config.warmup + 1), 1.0)
 
     @property
     def rate(self) -> float:
@@ -150,6 +152,14 @@ class Optimizer:
         for number, copy in state["copies"].items():
             own = self.stepped[int(number)]
             own.copy_(placed(copy, own))
+
+
+def _built(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Build the registered optimiser, and check that it is one."""
+    found = OPTIMIZERS.load(config.name)(groups, config)
+    if not isinstance(found, torch.optim.Optimizer):
+        raise UserError(f"optimizer {config.name!r} returned {type(found).__name__}, expected a torch.optim.Optimizer")
+    return found
 
 
 def adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -288,14 +298,14 @@ def explain_actions(actions: NDArray[np.float32], policy: nn.Module, updates: in
         updates: that it has made.
     """
     wrong = int((~np.isfinite(actions)).any((1, 2)).sum())
-    # Each rank looks at its own part of sharded weights: the others may have no reason to look, and would not answer.
+    # Each rank checks its own part of sharded weights: the others may have no reason to check, and would not answer.
     parts = {name: each.to_local() if is_sharded(each) else each for name, each in policy.state_dict().items()}
     odd = [name for name, each in parts.items() if not bool(each.isfinite().all())]
     if odd:
         cause = f"{len(odd)} of its {len(parts)} tensors of weights are not finite themselves, the first is {odd[0]}"
         remedy = "Lower engine.optimizer.lr, and begin at a checkpoint of an earlier iteration"
     else:
-        cause, remedy = "its weights are finite", "Look at the observations and at engine.precision"
+        cause, remedy = "its weights are finite", "Check the observations and engine.precision"
     return (
         f"after {updates} updates the policy's actions for {wrong} of {len(actions)} envs are NaN or infinite, or were "
         f"drawn from probabilities that are; {cause}. No simulator has executed them. {remedy}"
@@ -349,7 +359,7 @@ class Guard:
         return (
             f"the gradient norm is {float(norm)} in update {update} (loss {float(loss)}){cause}; this is step "
             f"{self.skipped} of the run that could not be made, and engine.guard.max_skipped is "
-            f"{self._config.max_skipped}. Weights were left as they were. Lower engine.optimizer.lr, or look at the "
+            f"{self._config.max_skipped}. Weights were left as they were. Lower engine.optimizer.lr, or check the "
             f"rewards and observations{where}"
         )
 

@@ -219,15 +219,15 @@ class Ranks:
     def _lost(self, text: str, gone: Sequence[int]) -> str | None:
         """Return an explanation of an error if another rank has caused it, else None."""
         if gone:
-            return f"rank {self.rank} cannot go on: {self._named(gone)} ended. Its own output says why"
+            return f"rank {self.rank} cannot continue: {self._named(gone)} ended. Its own output says why"
         if "monitoredBarrier" in text or "imed out" in text:
             late = [int(rank) for rank in re.findall(r"\d+", (re.search(r"Ranks? ([\d, ]+) failed", text) or [""])[0])]
             return (
-                f"rank {self.rank} cannot go on: {self._named(late or list(self._peers))} did not answer within "
+                f"rank {self.rank} cannot continue: {self._named(late or list(self._peers))} did not answer within "
                 f"{self.timeout_s:g} s. If it was merely slow, raise engine.parallel.timeout_s"
             )
         if "onnection" in text or "Broken pipe" in text:
-            return f"rank {self.rank} cannot go on: a rank on another machine ended. Its own output says why"
+            return f"rank {self.rank} cannot continue: a rank on another machine ended. Its own output says why"
         return None
 
     def _named(self, ranks: Sequence[int]) -> str:

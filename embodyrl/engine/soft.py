@@ -28,6 +28,7 @@ from embodyrl.algorithms.off_policy import (
 )
 from embodyrl.algorithms.off_policy_options import CriticizedAlgorithmConfig, SACConfig
 from embodyrl.algorithms.off_policy_sizes import largest_entropy, usual_target_entropy
+from embodyrl.algorithms.rewards import rewards_by
 from embodyrl.algorithms.shifts import draw_shifts, shifted
 from embodyrl.config.schema import OptimizerConfig
 from embodyrl.engine.critics import Critics
@@ -86,7 +87,7 @@ class CriticLearner(ABC):
     how the critics and the policy learn.
 
     The critics learn from the gradients of their own loss alone, and the policy from those of its own: each is clipped
-    and stepped apart, and no gradient of one is in the norm of the other. An encoder of the policy learns with the
+    and stepped separately, and no gradient of one is in the norm of the other. An encoder of the policy learns with the
     critics (Yarats et al. 2021, arXiv:2107.09645): the policy's loss and the targets see its features as they are.
 
     Args:
@@ -190,7 +191,7 @@ class CriticLearner(ABC):
             columns |= self._shifted(columns, minibatch)
         executed = torch.arange(columns["rewards"].shape[1], device=columns["steps"].device) < columns["steps"][:, None]
         in_time = {name: columns[name][None] for name in OF_REWARDS if name in columns}
-        rewards = self._reward(in_time | {"executed": executed[None]})[0]
+        rewards = rewards_by(self._reward, in_time | {"executed": executed[None]})[0]
         shaped = (rewards - settings.time_penalty) * executed * settings.reward_scale
         discounts: dict[str, Any] = {"gamma": settings.gamma, "discount_per": settings.discount_per}
         encoded = self._features(columns)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.config.schema import MOST_EPISODE_STEPS
 from embodyrl.envs.images import timed_rendering
 from embodyrl.envs.states import StateError, pack, unpack
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec, nothing_executed
@@ -70,8 +71,8 @@ class Transition(NamedTuple):
     reward: float
     terminated: bool
     """The episode reached a final state."""
-    success: bool
-    """The task's success condition holds now."""
+    success: bool | None
+    """The task's success condition holds now; None: the environment does not say."""
     truncated: bool = False
     """The environment itself cut the episode off. `SlotSimulator` counts the run's time limit."""
 
@@ -82,6 +83,10 @@ class Slot(ABC):
     It must be deterministic: equal episodes and actions give equal trajectories, bit for bit, whatever was played
     before and in whichever process. Saving states by replay relies on this, unless the slot offers a `snapshot`.
     """
+
+    time_limit: int | None = None
+    """Control steps after which episodes of its task are cut off; None: `SimulatorSpec.max_episode_steps`, which is
+    never exceeded."""
 
     @abstractmethod
     def reset(self, episode: EpisodeSpec) -> None:
@@ -100,7 +105,7 @@ class Slot(ABC):
         """Return everything that decides the current observation and the rest of the running episode, as named arrays
         of numbers or bools. None (the default): states are saved by replay.
 
-        Pays where steps are expensive. The continuation must be exact, bit for bit, in another process too.
+        Useful where steps are expensive. The continuation must be exact, bit for bit, in another process too.
         """
         return None
 
@@ -117,19 +122,36 @@ class Slot(ABC):
         return
 
 
+FIRST_ACTIONS = 256
+"""Actions of an episode for which there is room at first."""
+
+
 class _Seat:
     """Place of a slot: its current environment and episode."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, action_dim: int) -> None:
         self.number = number
         self.slot: Slot | None = None
         self.episode: EpisodeSpec | None = None
         self.task_description = ""
         self.steps = 0
         self.over = True
-        self.actions: NDArray[np.float32] = np.empty((0, 0), np.float32)
+        self.says_success = False
+        """Whether the environment has said in this episode if the task is solved."""
+        self.actions: NDArray[np.float32] = np.empty((FIRST_ACTIONS, action_dim), np.float32)
+        """Those of the episode, and room for more; arbitrary numbers before the snapshot that it was restored from."""
         self.images: NDArray[np.uint8] | None = None
         self.proprio: NDArray[np.float32] | None = None
+
+    def remember(self, actions: NDArray[np.float32], first: int) -> None:
+        """Record actions `[C, D]`, the first of which was number `first` of the episode."""
+        needed = first + len(actions)
+        if needed > len(self.actions):
+            # Twice as many each time: an episode without a time limit may be of any length.
+            longer = np.empty((2 * needed, actions.shape[1]), np.float32)
+            longer[: len(self.actions)] = self.actions
+            self.actions = longer
+        self.actions[first:needed] = actions
 
     def where(self) -> str:
         """Return text that names the slot, the step and the episode, for messages."""
@@ -163,7 +185,7 @@ class SlotSimulator(ABC):
     ) -> None:
         self.spec = spec
         self._low, self._high = spec.action_low, spec.action_high
-        self._seats = [_Seat(number) for number in range(num_slots)]
+        self._seats = [_Seat(number, spec.action_dim) for number in range(num_slots)]
         self._idle: dict[str, list[Slot]] = {}
         """Environments that are kept, by task; the task that was put away last comes last."""
         self._most_idle = most_spare
@@ -197,11 +219,13 @@ class SlotSimulator(ABC):
         """
         seats = self._take(slots)
         actions = check_actions(actions, len(seats), self._low, self._high)
-        result = nothing_executed(*actions.shape[:2])
+        result, says_success = nothing_executed(*actions.shape[:2]), []
         for row, seat in enumerate(seats):
             steps, terminated, truncated = self._run(seat, actions[row], result.rewards[row], result.success[row])
             result.steps[row], result.terminated[row], result.truncated[row] = steps, terminated, truncated
+            says_success.append(seat.says_success)
             self._look(seat)
+        result.success_known = np.array(says_success, np.bool_)
         result.observation = self._observation(seats)
         return result
 
@@ -275,8 +299,7 @@ class SlotSimulator(ABC):
         if seat.slot is None or seat.episode is None or seat.episode.task != episode.task:
             self._switch(seat, episode.task)
         seat.episode, seat.steps, seat.task_description = episode, 0, self.spec.tasks[episode.task]
-        if len(seat.actions) == 0:
-            seat.actions = np.empty((self.spec.max_episode_steps, self.spec.action_dim), np.float32)
+        seat.says_success = False
         assert seat.slot is not None
         return seat.slot
 
@@ -306,7 +329,7 @@ class SlotSimulator(ABC):
         assert seat.slot is not None
         seat.over = True  # remains if the environment fails
         step, isfinite = seat.slot.step, math.isfinite
-        first, limit = seat.steps, self.spec.max_episode_steps
+        first, limit = seat.steps, min(self.spec.max_episode_steps, seat.slot.time_limit or MOST_EPISODE_STEPS)
         terminated = truncated = False
         try:
             for index in range(min(len(chunk), limit - first)):
@@ -317,6 +340,7 @@ class SlotSimulator(ABC):
                     if not isfinite(reward):
                         raise NotFiniteError(f"{seat.where()}: reward is {reward}, want a finite number")
                     rewards[index], success[index] = reward, succeeded
+                    seat.says_success |= succeeded is not None
                     if terminated or truncated:
                         break
                 except (TypeError, ValueError):
@@ -327,7 +351,7 @@ class SlotSimulator(ABC):
             error.add_note(f"after {seat.where()}")
             raise
         steps = seat.steps - first
-        seat.actions[first : seat.steps] = chunk[:steps]
+        seat.remember(chunk[:steps], first)
         truncated = not terminated and (truncated or seat.steps >= limit)
         seat.over = bool(terminated or truncated)
         return steps, bool(terminated), truncated

@@ -70,7 +70,7 @@ class MetaWorldConfig(MujocoConfig):
     """MetaWorld."""
 
     proprio: Proprio = setting(Proprio.full)
-    """full: all 39 numbers, with the poses of objects and the goal. robot: hand position and gripper opening (4
+    """full: all 39 numbers, with the poses of objects and the goal. robot: end-effector position and gripper opening (4
     numbers); the rest is only in the images."""
     end_at_success: bool = setting(False)
     """End the episode (terminated) as soon as the task is solved."""
@@ -89,14 +89,14 @@ class LiberoConfig(MujocoConfig):
 
     image_size: list[int] = setting([256, 256], low=16, high=2048)
     """Height and width of every camera's image [pixels]; public checkpoints are evaluated with 256 x 256."""
-    max_episode_steps: int = setting(300, low=1, high=MOST_EPISODE_STEPS, of_tasks=OfTasks.note)
+    max_episode_steps: int | None = setting(300, low=1, high=MOST_EPISODE_STEPS, of_tasks=OfTasks.note)
     """Control steps after which an episode is cut off (truncated); those of `settle_steps` do not count. Public
     evaluations use 220 for libero_spatial, 280 for libero_object, 300 for libero_goal, 520 for libero_10 and 400 for
-    libero_90."""
+    libero_90. null: none."""
     start_states: int = setting(40, low=1, high=50)
     """Number of each task's 50 official start states for training, 0 .. start_states-1; evaluation plays the others."""
     proprio: Proprio = setting(Proprio.robot)
-    """robot: position and rotation of the hand and positions of the fingers (8 numbers), the input of public
+    """robot: position and rotation of the end effector and positions of the fingers (8 numbers), the input of public
     checkpoints. full: also the poses of all objects and the positions of doors and knobs."""
     share_start_states: bool = setting(False)
     """Evaluate on all 50 official start states, those of training included, as public evaluations do."""
@@ -151,6 +151,9 @@ class GymnasiumConfig(EnvConfig):
     """Least return of a successful episode, compared at its end: the running return of a task with negative rewards
     starts high. null: success is the environment's `info["is_success"]` or `info["success"]` after each step; without
     them there is none."""
+    environment_state: str | None = setting(None, of_tasks=OfTasks.fault)
+    """Entry of a Dict observation that is the state of the environment and not of the robot, for models that read it
+    separately. null: the entry `environment_state`, where there is one."""
     render_quality: RenderQuality = setting(RenderQuality.full)
     """Of cameras of a MuJoCo scene. full: as in the simulator's package. fast: without shadows, reflections and
     antialiasing, several times faster on a CPU."""

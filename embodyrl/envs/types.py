@@ -13,6 +13,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.errors import UserError, did_you_mean
+
+MOST_ACTION = 2.0**24
+"""Largest number of an action. Float32 holds all whole numbers up to it; larger bounds mean that there are none."""
+MEANINGS = (
+    *("delta_position", "delta_rotation", "gripper", "joint_delta", "joint_target", "joint_torque", "force"),
+    *("normalized", "native", "discrete"),
+)
+"""What an `ActionField` can mean."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSpec:
@@ -31,7 +41,11 @@ class EpisodeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ActionField:
-    """A named part of the action vector, in the simulator's own units."""
+    """A named part of the action vector, in the simulator's own units.
+
+    Raises:
+        UserError: its meaning is unknown, or its bounds are none.
+    """
 
     name: str
     """For instance `arm`, `gripper`."""
@@ -41,15 +55,34 @@ class ActionField:
     unit: str
     """Unit of each number: `m`, `rad`, `N`, `N*m`, or `1` for a number without unit."""
     low: tuple[float, ...]
-    """Smallest value of each number; finite."""
+    """Smallest value of each number, at least -2**24."""
     high: tuple[float, ...]
-    """Largest value of each number; finite."""
+    """Largest value of each number, at most 2**24."""
     scale: float = 1.0
-    """Size of an action of 1 in `unit`: 0.01 if it moves the hand by 1 cm and the unit is `m`."""
+    """Size of an action of 1 in `unit`: 0.01 if it moves the end effector by 1 cm and the unit is `m`."""
     opens: float | None = None
     """Value that opens a gripper with open and close commands; None for other fields."""
     closes: float | None = None
     """Value that closes it."""
+
+    def __post_init__(self) -> None:
+        """Check meaning and bounds."""
+        if self.meaning not in MEANINGS:
+            hint = did_you_mean(self.meaning, MEANINGS, lead=" - ")
+            raise UserError(
+                f"ActionField(name={self.name!r}) has meaning {self.meaning!r}{hint} (meanings: {', '.join(MEANINGS)})"
+            )
+        wrong = [
+            f"number {number} goes from {low:g} to {high:g}, want -2**24 <= low <= high <= 2**24"
+            for number, (low, high) in enumerate(zip(self.low, self.high, strict=False))
+            if not -MOST_ACTION <= low <= high <= MOST_ACTION
+        ]
+        if len(self.low) != len(self.high):
+            wrong.append("want as many numbers in both")
+        if not wrong and self.meaning == "discrete" and any(end % 1 for end in (*self.low, *self.high)):
+            wrong.append("choices are whole numbers")
+        if wrong:
+            raise UserError(f"ActionField(name={self.name!r}) has low {self.low} and high {self.high}: {wrong[0]}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +94,9 @@ class SimulatorSpec:
     actions: tuple[ActionField, ...]
     proprio_dim: int
     """`S`, numbers in the state observation; 0 if there is none."""
+    environment_state: tuple[int, int] = (0, 0)
+    """Which of these numbers are the state of the environment and not of the robot: the first, and one past the last.
+    A model that reads both separately (LeRobot's `observation.environment_state`) takes them from there."""
     max_episode_steps: int
     """Control steps after which an episode is truncated."""
     control_frequency: float
@@ -79,7 +115,7 @@ class SimulatorSpec:
         actions = [
             ActionField(**each | {name: tuple(each[name]) for name in ("low", "high")}) for each in plain["actions"]
         ]
-        sizes = {name: tuple(plain[name]) for name in ("cameras", "image_size")}
+        sizes = {name: tuple(plain[name]) for name in ("cameras", "image_size", "environment_state")}
         return cls(**{**plain, **sizes, "actions": tuple(actions)})
 
     @property
@@ -156,6 +192,9 @@ class ChunkResult:
     """`[B]`: the episode was cut off by the time limit at the end of this chunk, and did not terminate."""
     steps: NDArray[np.int32]
     """`[B]`: actions that were executed, 1 .. C."""
+    success_known: NDArray[np.bool_] | None = None
+    """`[B]`: the simulator has said in this episode whether the task is solved; where it has not, `success` is False
+    and means nothing. None: it always does."""
 
 
 def nothing_executed(batch: int, chunk: int) -> ChunkResult:

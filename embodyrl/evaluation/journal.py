@@ -31,7 +31,7 @@ SHOWN = 3
 
 
 class JournalError(ProtocolError):
-    """Raised when evaluations cannot go on in a folder; nothing was started."""
+    """Raised when evaluations cannot continue in a folder; nothing was started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Command:
 
 
 def is_journal(folder: Path) -> bool:
-    """Return whether a folder holds evaluations that can go on."""
+    """Return whether a folder holds evaluations that can continue."""
     return (folder / ASKED_FILE).is_file()
 
 
@@ -79,7 +79,7 @@ def _read(folder: Path) -> dict[str, Any]:
             raise ValueError("no mapping")
     except FileNotFoundError as error:
         raise JournalError(
-            f"{folder} holds no evaluation that can go on (no {ASKED_FILE}): give the folder of `embodyrl eval --out`"
+            f"{folder} holds no evaluation to continue (no {ASKED_FILE}): give the folder of `embodyrl eval --out`"
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(folder, error) from error
@@ -163,7 +163,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _refuse_others(folder: Path, found: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Refuse to go on with anything that would give other episodes."""
+    """Refuse to continue with anything that would give other episodes."""
     before, now = (dict(_flat({name: given.get(name) for name in facts})) for given in (found, facts))
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if changed:
@@ -171,7 +171,7 @@ def _refuse_others(folder: Path, found: Mapping[str, Any], facts: Mapping[str, A
         rest = f" and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
         raise JournalError(
             f"{folder / ASKED_FILE} is of another evaluation, so its episodes cannot be kept: "
-            f"{'; '.join(told[:SHOWN])}{rest}. Bring back what was there, or name another folder"
+            f"{'; '.join(told[:SHOWN])}{rest}. Restore what was there, or name another folder"
         )
 
 

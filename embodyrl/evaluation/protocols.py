@@ -30,6 +30,7 @@ ASPECTS = (
     "success",
     "images",
     "gripper",
+    "control mode",
     "actions",
     "sampling",
     "seeds",
@@ -71,6 +72,8 @@ class Aspect:
     """Models that it concerns; empty: all."""
     images_only: bool = False
     """It concerns only policies that see images."""
+    of_checkpoint: bool = False
+    """The number of executed actions is the checkpoint's own, where its files say it."""
     differs: str = ""
     """What embodyrl does not do in the same way."""
 
@@ -103,6 +106,11 @@ class Protocol:
     def short_name(self) -> str:
         """Name without the simulator."""
         return self.name.rpartition("/")[2].removesuffix(".yaml")
+
+    @property
+    def executes_as_checkpoint(self) -> bool:
+        """Whether the number of executed actions is the checkpoint's own."""
+        return any(aspect.of_checkpoint for aspect in self.aspects)
 
     def settings_of(self, task: str, model: str, *, sees_images: bool) -> dict[str, Any]:
         """Return the settings for a task.
@@ -212,7 +220,7 @@ def _choices(simulator: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 _TOP = {"title", "simulator", "repository", "commit", "checked", "models", "episodes_per_task", "success", "aspects"}
-_OF_ASPECT = {"says", "source", "set", "by_task", "models", "images_only", "differs"}
+_OF_ASPECT = {"says", "source", "set", "by_task", "models", "images_only", "of_checkpoint", "differs"}
 
 
 def read(path: Path, name: str) -> Protocol:
@@ -264,6 +272,7 @@ def _aspect(protocol: str, name: str, value: Any) -> Aspect:
         by_task=by_task,
         models=tuple(entries.get("models", list, default=[])),
         images_only=entries.get("images_only", bool, default=False),
+        of_checkpoint=entries.get("of_checkpoint", bool, default=False),
         differs=entries.get("differs", str, default=""),
     )
 

@@ -6,13 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.evaluation.protocols import Criterion, Protocol
 from embodyrl.evaluation.statistics import Pairs
 from embodyrl.files import write_whole
-from embodyrl.tracking.intervals import wilson_interval
+from embodyrl.tracking.intervals import outcomes, wilson_interval
 from embodyrl.version import __version__
 
 if TYPE_CHECKING:  # imports torch
@@ -61,22 +62,30 @@ class Row:
 
     @property
     def solved(self) -> list[bool]:
-        """Outcome of each record."""
-        return [self.is_solved(record) for record in self.records]
+        """Outcome of each record; empty if the simulator says of none."""
+        return outcomes(map(self._said, self.records))
 
-    def is_solved(self, record: EpisodeRecord) -> bool:
-        """Return whether an episode counts as solved."""
+    @cached_property
+    def _tasks_with_success(self) -> set[str]:
+        """Tasks of which the simulator says what is solved."""
+        return {record.task for record in self.records if self._said(record) is not None}
+
+    def is_solved(self, record: EpisodeRecord) -> bool | None:
+        """Return whether an episode counts as solved; None: of its task the simulator does not say."""
+        return bool(self._said(record)) if record.task in self._tasks_with_success else None
+
+    def _said(self, record: EpisodeRecord) -> bool | None:
         return record.success if self.criterion is Criterion.once else record.success_at_end
 
     @property
-    def rate(self) -> float:
-        """Success rate, 0 .. 1."""
-        return sum(self.solved) / len(self.records)
+    def rate(self) -> float | None:
+        """Success rate, 0 .. 1; None: it is unknown."""
+        return sum(self.solved) / len(self.solved) if self.solved else None
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the success rate."""
-        return wilson_interval(sum(self.solved), len(self.records))
+    def interval(self) -> tuple[float, float] | None:
+        """95 % confidence interval of the success rate; None: it is unknown."""
+        return wilson_interval(sum(self.solved), len(self.solved)) if self.solved else None
 
     @property
     def mean_return(self) -> float:
@@ -133,7 +142,8 @@ class Comparison:
     def pairs(self, row: Row) -> Pairs:
         """Count the episodes that a row and the first of its table both played, by outcome."""
         first = self.first_of(row)
-        return Pairs.of((first.is_solved(one), row.is_solved(other)) for _, one, other in self.shared(row))
+        outcomes = ((first.is_solved(one), row.is_solved(other)) for _, one, other in self.shared(row))
+        return Pairs.of((one, other) for one, other in outcomes if one is not None and other is not None)
 
     def differing(self, row: Row) -> list[Differing]:
         """Return the episodes that only one of a row and the first of its table solved."""
@@ -165,15 +175,14 @@ class Comparison:
     def _rates(self) -> str:
         lines = [("", "episodes", "success", "95 % interval", "at end", "return", "length")]
         for row in self.rows:
-            low, high = row.interval
-            at_end = sum(record.success_at_end for record in row.records) / len(row.records)
+            at_end = [record.success_at_end for record in row.records if record.success_at_end is not None]
             lines.append(
                 (
                     row.label + ("" if row.complete else " (interrupted)"),
                     str(len(row.records)),
-                    f"{row.rate:.2f}",
-                    f"{low:.2f} .. {high:.2f}",
-                    f"{at_end:.2f}",
+                    "-" if row.rate is None else f"{row.rate:.2f}",
+                    "-" if row.interval is None else "{:.2f} .. {:.2f}".format(*row.interval),
+                    f"{sum(at_end) / len(at_end):.2f}" if at_end else "-",
                     f"{row.mean_return:.2f}",
                     f"{row.mean_length:.0f}",
                 )
@@ -191,7 +200,8 @@ class Comparison:
                 counts = (str(pairs.only_second), str(pairs.only_first), f"{pairs.p_value:.2g}")
                 lines.append((row.label, str(pairs.count), *numbers, *counts))
             else:
-                lines.append((row.label, "0", "no initial state in common", "", "", "", ""))
+                why = "success is unknown" if self.shared(row) else "no initial state in common"
+                lines.append((row.label, "0", why, "", "", "", ""))
         return table(lines)
 
     def _by_task(self) -> str:
@@ -199,7 +209,8 @@ class Comparison:
         for task in self.tasks():
             cells = []
             for row in self.rows:
-                own = [row.is_solved(record) for record in row.records if record.task == task]
+                every = [row.is_solved(record) for record in row.records if record.task == task]
+                own = [solved for solved in every if solved is not None]
                 cells.append(f"{sum(own)}/{len(own)}" if own else "-")
             lines.append((task, *cells))
         return table(lines)
@@ -241,7 +252,7 @@ class Comparison:
 
 
 def _row_as_json(row: Row) -> dict[str, Any]:
-    low, high = row.interval if row.records else (0.0, 1.0)
+    low, high = row.interval or ((None, None) if row.records else (0.0, 1.0))
     return {
         "name": row.label,
         "policy": row.policy,
@@ -250,8 +261,8 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "sampled": row.sampled,
         "counts_as_success": row.criterion.value,
         "episodes": len(row.records),
-        "successes": sum(row.solved),
-        "success": row.rate if row.records else None,
+        "successes": sum(row.solved) if row.solved or not row.records else None,
+        "success": row.rate,
         "success_low": low,
         "success_high": high,
         "seconds": row.seconds,

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 from embodyrl.config import ConfigError, LoadedConfig, to_plain
 from embodyrl.config.build import differences
 from embodyrl.config.issues import COMMAND_LINE, Location, dotted
+from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config
 from embodyrl.errors import shell_command
 from embodyrl.evaluation.journal import ASKED_FILE, Command, Journal, digest_of, is_journal
 from embodyrl.evaluation.protocols import OWN, Protocol, ProtocolError, as_overrides, find, parts_of
 from embodyrl.evaluation.results import FILE, Comparison, Differing, Row, table
-from embodyrl.registry import SIMULATORS, load_target
+from embodyrl.registry import SIMULATORS, SupportedModel, load_target
 from embodyrl.runner.build import build_acting, open_simulators, settings_of_torch_kept
+from embodyrl.screen import counted
 from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 
 if TYPE_CHECKING:  # these import torch
@@ -43,6 +45,7 @@ SHARED = (
     "env.end_at_success",
     "env.settle_steps",
     "env.settle_gripper",
+    "env.rebuild",
     "eval.episodes",
     "eval.first_start_state",
     "eval.sample",
@@ -102,7 +105,7 @@ class Plan:
     @property
     def most_steps(self) -> int:
         """Control steps, if every episode lasts as long as it may."""
-        return sum(part.config.eval.episodes * part.config.env.max_episode_steps for part in self.parts)
+        return sum(part.config.eval.episodes * part.config.env.time_limit for part in self.parts)
 
     def same_as(self, other: Plan) -> bool:
         """Return whether another evaluation plays the same episodes with the same policy and settings."""
@@ -136,9 +139,10 @@ def plan(load: Load, overrides: Sequence[str], policy: str, protocol: str, *, la
         return Plan(label=label or OWN, policy=policy, protocol=None, base=config, parts=(own,), given=given)
     found = find(protocol, config.env.name)
     parts = []
-    tasks = config.env.tasks
+    tasks, executed = config.env.tasks, _executed(config, weights) if found.executes_as_checkpoint else {}
     for each in parts_of(found, tasks, config.model.name, sees_images=bool(config.env.cameras)):
         settings = {name: value for name, value in each.settings.items() if name not in given}
+        settings |= {name: value for name, value in executed.items() if name not in given}
         settings["eval.episodes"] = _episodes_of(each.tasks, config, found, given)
         if len(each.tasks) < len(tasks):
             settings["env.tasks"] = list(each.tasks)
@@ -148,6 +152,17 @@ def plan(load: Load, overrides: Sequence[str], policy: str, protocol: str, *, la
     return Plan(
         label=label or found.short_name, policy=policy, protocol=found, base=config, parts=tuple(parts), given=given
     )
+
+
+def _executed(config: Config, weights: Path | None) -> dict[str, Any]:
+    """Return the settings that execute chunks as the checkpoint's own library does; chunks are long enough for it."""
+    function, folder = fact(SupportedModel, config.model.name, "executed"), weights or config.model.checkpoint
+    if function is None or folder is None or not Path(folder).is_dir():
+        return {}
+    settings: dict[str, Any] = load_target(function)(Path(folder))
+    if (settings.get("eval.actions") or 1) > config.rollout.chunk_size:
+        settings["rollout.chunk_size"] = settings["eval.actions"]
+    return settings
 
 
 def _episodes_of(tasks: Sequence[str], config: Config, protocol: Protocol, given: frozenset[str]) -> int:
@@ -242,8 +257,8 @@ def announcement(plan: Plan) -> str:
     for name, (own, shared) in plan.alike.items():
         lines.append(f"  as for the first policy: {name} = {_written(shared)} (its own: {_written(own)})")
     tasks = [task for part in plan.parts for task in part.config.env.tasks]
-    what = f"{len(tasks)} tasks" if len(tasks) > 1 else tasks[0]
-    lines.append(f"  {plan.episodes} episodes of {what}, {plan.most_steps:,} control steps at most")
+    what = counted(len(tasks), "task") if len(tasks) > 1 else tasks[0]
+    lines.append(f"  {counted(plan.episodes, 'episode')} of {what}, {counted(plan.most_steps, 'control step')} at most")
     return "\n".join(lines)
 
 
@@ -631,7 +646,7 @@ def _check_folder(out: Path, *, goes_on: bool) -> None:
     """Refuse a folder for results that holds some already, unless these are to be continued."""
     if not goes_on and is_journal(out):
         raise ProtocolError(
-            f"{out / ASKED_FILE} exists, and results are never overwritten: name another folder, or go on with what "
+            f"{out / ASKED_FILE} exists, and results are never overwritten: name another folder, or continue with what "
             f"was interrupted there: {shell_command('resume', out)}"
         )
     if (out / FILE).exists() and not is_journal(out):

@@ -122,10 +122,10 @@ class Verification:
 
     @property
     def pairs(self) -> Pairs | None:
-        """Outcomes of the episodes then and now; None if none were played."""
-        if not self.now:
-            return None
-        return Pairs.of((one.success, other.success) for one, other in zip(self.before, self.now, strict=True))
+        """Outcomes of the episodes then and now; None if none were played, or the simulator tells no success."""
+        both = ((one.success, other.success) for one, other in zip(self.before, self.now, strict=True))
+        known = [(one, other) for one, other in both if one is not None and other is not None]
+        return Pairs.of(known) if known else None
 
     @property
     def causes(self) -> list[Change]:
@@ -134,7 +134,7 @@ class Verification:
 
     @property
     def remedies(self) -> list[str]:
-        """Commands and settings that may bring back what was, the likeliest first."""
+        """Commands and settings that may restore what was, the most likely first."""
         packages = [each for each in self.causes if each.is_package and each.name != "python"]
         gone = [each for each in packages if each.before == MISSING]
         pinned = [f"'{each.name}=={each.before}'" for each in packages if each.before != MISSING]

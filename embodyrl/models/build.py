@@ -13,11 +13,12 @@ from embodyrl.config.compose import Settings
 from embodyrl.config.issues import Location
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
+from embodyrl.files import NO_FOREIGN_ENTRIES, foreign_entry
 from embodyrl.hub import Kind, fetch, is_hub_name, parse
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import SteeringConfig, other_steering
 from embodyrl.models.policy import Policy
-from embodyrl.models.saved import read_description, read_steering
+from embodyrl.models.saved import BROUGHT, read_description, read_steering
 from embodyrl.registry import SupportedModel
 from embodyrl.seeding import derive_seed
 
@@ -43,6 +44,10 @@ def build_policy(
     Raises:
         PolicyError: the model does not fit the simulator, or the checkpoint does not fit.
     """
+    for name in BROUGHT:
+        folder = getattr(config, name, None)
+        if folder is not None and (found := foreign_entry(Path(folder))) is not None:
+            raise PolicyError(f"model.{name}: {found}", NO_FOREIGN_ENTRIES)
     policy_type = SupportedModel.load(config.name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "policy"))

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from embodyrl.registry import Requirement, SupportedModel
+from embodyrl.registry import PublicCheckpoint, Requirement, SupportedModel
 
 VLA = [Requirement(module=module, install="pip install 'embodyrl[vla]'") for module in ("transformers", "timm")]
+
+SUITES = {"spatial": "libero_spatial", "object": "libero_object", "goal": "libero_goal", "10": "libero_10"}
+"""LIBERO's suites, by the names that checkpoints have for them."""
+
+
+def on_libero(name: str, *suites: str, **options: Any) -> PublicCheckpoint:
+    """Return a checkpoint for suites of LIBERO."""
+    return PublicCheckpoint(name=name, tasks=[f"libero/{SUITES[suite]}/*" for suite in suites], options=options)
+
 
 PI: dict[str, Any] = {
     "critic": True,
@@ -17,7 +26,8 @@ PI: dict[str, Any] = {
     "check": "embodyrl.models.pi.check:check",
     "flow": "embodyrl.models.pi.check:flow_sizes",
     "notes": "embodyrl.models.pi.check:notes",
-    "kept": {"denoising_times": "summed"},
+    "executed": "embodyrl.models.lerobot:executed",
+    "kept": {"denoising_times": "summed", "normalization": None},
 }
 """Fields that pi0 and pi0.5 share."""
 
@@ -59,7 +69,13 @@ SupportedModel.register(
     blocks=True,
     standalone=True,
     check="embodyrl.models.openvla.config:check",
+    notes="embodyrl.models.prismatic.check:notes",
     published="the published OpenVLA 7B",
+    checkpoints=[
+        *(on_libero(f"hf://openvla/openvla-7b-finetuned-libero-{suite}", suite) for suite in SUITES),
+        PublicCheckpoint(name="hf://gen-robot/openvla-7b-rlvla-warmup", tasks=["maniskill/*InScene-v1"]),
+        PublicCheckpoint(name="hf://openvla/openvla-7b"),
+    ],
     summary="OpenVLA (7B): one image and a task description; an action in tokens, one by one",
 )
 SupportedModel.register(
@@ -73,7 +89,20 @@ SupportedModel.register(
     blocks=True,
     standalone=True,
     check="embodyrl.models.openvla_oft.config:check",
+    notes="embodyrl.models.openvla_oft.config:notes",
     published="the published OpenVLA-OFT 7B",
+    checkpoints=[
+        *(
+            on_libero(f"hf://Haozhan72/Openvla-oft-SFT-libero-{suite}-traj1", suite, action_head="discrete")
+            for suite in ("spatial", "object", "goal")
+        ),
+        on_libero("hf://Haozhan72/Openvla-oft-SFT-libero10-traj1", "10", action_head="discrete"),
+        *(
+            on_libero(f"hf://moojink/openvla-7b-oft-finetuned-libero-{suite}", suite, action_head="l1")
+            for suite in SUITES
+        ),
+        PublicCheckpoint(name="hf://RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Main", tasks=["maniskill/*InScene-v1"]),
+    ],
     summary="OpenVLA-OFT (7B): images, robot state and a task description; a chunk of actions in one pass",
 )
 SupportedModel.register(
@@ -90,7 +119,13 @@ SupportedModel.register(
     flow="embodyrl.models.gr00t.check:flow_sizes",
     kept={"prompt_length": None},
     published="the published GR00T N1.5 (2.7B)",
-    summary="GR00T N1.5 (2.7B): images, robot state and a task description; a chunk of actions out of noise",
+    checkpoints=[
+        on_libero("hf://RLinf/RLinf-Gr00t-SFT-Spatial", "spatial"),
+        on_libero("hf://RLinf/RLinf-Gr00t-SFT-Object", "object"),
+        on_libero("hf://RLinf/RLinf-Gr00t-SFT-Goal", "goal"),
+        on_libero("hf://RLinf/RLinf-Gr00t-SFT-Long", "10"),
+    ],
+    summary="GR00T N1.5 (2.7B): images, robot state and a task description; a chunk of actions from noise",
 )
 SupportedModel.register(
     "pi0",
@@ -99,16 +134,26 @@ SupportedModel.register(
     requires=VLA,
     **PI,
     published="the published pi0 (3.5B)",
-    summary="pi0 (3B): images, robot state and a task description; a chunk of actions out of noise",
+    checkpoints=[
+        on_libero("hf://RLinf/RLinf-Pi0-LIBERO-Spatial-Object-Goal-SFT", "spatial", "object", "goal"),
+        on_libero("hf://RLinf/RLinf-Pi0-LIBERO-Long-SFT", "10"),
+        PublicCheckpoint(name="hf://RLinf/RLinf-Pi0-MetaWorld-SFT", tasks=["metaworld/*"]),
+        PublicCheckpoint(name="hf://lerobot/pi0_base"),
+    ],
+    summary="pi0 (3B): images, robot state and a task description; a chunk of actions from noise",
 )
 SupportedModel.register(
     "pi05",
     target="embodyrl.models.pi.policy:PiPolicy",
     options="embodyrl.models.pi.config:Pi05Config",
     requires=VLA,
-    **PI | {"kept": {"denoising_times": "summed", "padded_state": False}},
+    **PI | {"kept": {**PI["kept"], "padded_state": False}},
     published="the published pi0.5 (3.6B)",
-    summary="pi0.5 (3B): images and a task description that may tell the robot state; a chunk of actions out of noise",
+    checkpoints=[
+        on_libero("hf://RLinf/RLinf-Pi05-LIBERO-SFT", *SUITES),
+        PublicCheckpoint(name="hf://RLinf/RLinf-Pi05-MetaWorld-SFT", tasks=["metaworld/*"]),
+    ],
+    summary="pi0.5 (3B): images and a task description that may contain the robot state; a chunk of actions from noise",
 )
 SupportedModel.register(
     "smolvla",
@@ -121,9 +166,15 @@ SupportedModel.register(
     blocks=True,
     standalone=True,
     check="embodyrl.models.smolvla.check:check",
+    notes="embodyrl.models.smolvla.check:notes",
+    executed="embodyrl.models.lerobot:executed",
     flow="embodyrl.models.smolvla.check:flow_sizes",
     published="the published SmolVLA (0.45B)",
-    summary="SmolVLA (450M): images, robot state and a task description; a chunk of actions out of noise",
+    checkpoints=[
+        on_libero("hf://HuggingFaceVLA/smolvla_libero", *SUITES),
+        PublicCheckpoint(name="hf://lerobot/smolvla_base"),
+    ],
+    summary="SmolVLA (450M): images, robot state and a task description; a chunk of actions from noise",
 )
 SupportedModel.register(
     "act",
@@ -136,6 +187,15 @@ SupportedModel.register(
     standalone=True,
     check="embodyrl.models.act.check:check",
     notes="embodyrl.models.act.check:notes",
+    executed="embodyrl.models.lerobot:executed",
     published="the published ACT (52M)",
+    checkpoints=[
+        PublicCheckpoint(
+            name="hf://lerobot/act_aloha_sim_transfer_cube_human", tasks=["aloha/gym_aloha/AlohaTransferCube-v0"]
+        ),
+        PublicCheckpoint(
+            name="hf://lerobot/act_aloha_sim_insertion_human", tasks=["aloha/gym_aloha/AlohaInsertion-v0"]
+        ),
+    ],
     summary="ACT (52M): images and robot state, no task description; a chunk of actions in one pass",
 )

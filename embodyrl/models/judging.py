@@ -21,7 +21,7 @@ FACTS_FILE = "classifier.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a classifier looks at."""
+    """Inputs of a classifier."""
 
     state_dim: int
     """`S`; 0: no state."""

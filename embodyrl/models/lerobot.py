@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, open_shard, parse_json, shard_files
-from embodyrl.models.vla.checkpoint import CONFIG, first_not_finite, parse_statistics
+from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, open_shard, parse_json, read_json, shard_files
+from embodyrl.models.unread import refuse_other_weights
+from embodyrl.models.vla.checkpoint import CONFIG, first_not_finite, impossible, parse_statistics
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 STEP_FILE = "_processor.safetensors"
@@ -29,12 +30,26 @@ STATS_FILE = "stats.json"
 BUFFERS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
 """Beginnings of the names of buffers in model.safetensors."""
 EPSILON = 1e-8
-NUMBERS = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "IDENTITY": ()}
-"""Ways of normalisation that are implemented, and the statistics that each needs."""
+NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "MEAN_STD": ("mean", "std"),
+    "MIN_MAX": ("min", "max"),
+    "QUANTILES": ("q01", "q99"),
+    "QUANTILE10": ("q10", "q90"),
+    "IDENTITY": (),
+}
+"""Ways of normalisation, and the statistics that each needs."""
 KNOWN_NUMBERS = tuple(dict.fromkeys(name for names in NUMBERS.values() for name in names))
 
 VISION, STATE, ACTION = "VISUAL", "observation.state", "action"
 """Kind of the features that are images, and names of two others."""
+KINDS = (VISION, "STATE", "ACTION")
+"""Kinds of the features that are normalised."""
+IMAGES = "observation.image"
+"""Beginning of the names of features that are images."""
+MAPPING = "normalization_mapping"
+"""Entry of config.json with the way of normalisation of each kind of feature."""
+RELATIVE_STEPS = ("delta_actions_processor", "relative_actions_processor")
+"""Two names of the step that makes actions relative, which exists from LeRobot 0.5.1 on."""
 KEPT = (".json", STEP_FILE)
 """Endings of the names of files that a saved policy has copies of."""
 NOT_KEPT = (INDEX_FILE, DESCRIPTION_FILE)
@@ -79,16 +94,11 @@ class Statistics:
         Raises:
             PolicyError: there are no statistics of it, they are damaged, or the way is not implemented.
         """
-        way = self.ways.get(kind, "IDENTITY")  # as LeRobot: a kind that is not named is left as it is
-        if way not in NUMBERS:
-            raise PolicyError(
-                f"config.json: normalization_mapping.{kind} is {way!r}, which is not implemented (known: "
-                f"{', '.join(NUMBERS)}): take another checkpoint"
-            )
+        way = way_of(self.ways, kind)
         size = self.sizes.get(feature)
         if way == "IDENTITY" and size is not None:
-            return Scale(np.zeros(size), np.ones(size), np.ones(size))
-        entry = self.features.get(feature)
+            return unscaled(size)
+        entry = self.entry(feature)
         if entry is None or way == "IDENTITY":
             raise self._lacking(feature)
         columns = [self._column(f"{feature}.{name}", entry.get(name)) for name in NUMBERS[way]]
@@ -98,14 +108,30 @@ class Statistics:
                 f"{self.source}: {feature} has {len(first)} and {len(second)} numbers, as many of each were expected: "
                 "download the file again"
             )
-        if way == "MEAN_STD":
-            return Scale(first, second + EPSILON, second)
-        half = np.where(second == first, EPSILON, second - first) / 2.0
-        return Scale(first, half, half, shift=1.0)
+        if (fault := impossible(NUMBERS[way], first.tolist(), second.tolist())) is not None:
+            raise PolicyError(f"{self.source}: {feature}.{fault}: set model.statistics to another file")
+        return scale_of(way, first, second)
+
+    def entry(self, feature: str) -> Mapping[str, Any] | None:
+        """Return the statistics of a feature; None if there are none.
+
+        LeRobot's migration of old checkpoints writes `cam_high` as `cam.high`. Such a name is taken for the feature's
+        if it can be that of no other.
+        """
+        if feature in self.features:
+            return self.features[feature]
+        plain = feature.replace(".", "_")
+        alike = [name for name in self.sizes if name.replace(".", "_") == plain]
+        written = [name for name in self.strangers() if name.replace(".", "_") == plain]
+        return self.features[written[0]] if len(alike) == len(written) == 1 else None
+
+    def strangers(self) -> list[str]:
+        """Return the names of statistics that are of no feature in config.json."""
+        return [name for name in self.features if name not in self.sizes]
 
     def _lacking(self, feature: str) -> PolicyError:
         known = ", ".join(self.features) or "nothing"
-        why = ", of other data sets" if any(name not in self.sizes for name in self.features) else ""
+        why = ", of other data sets" if self.strangers() else ""
         return PolicyError(
             f"{self.source} has no statistics of {feature!r} (has: {known}{why}), and nothing would be normalised "
             "without: set model.statistics to the meta/stats.json of the data set that the policy is to learn from or "
@@ -125,6 +151,19 @@ class Statistics:
                 "model.statistics to another file"
             )
         return np.array(numbers, np.float64)
+
+
+def scale_of(way: str, first: Vector, second: Vector) -> Scale:
+    """Return the normalisation by two statistics `[D]`, those of `NUMBERS[way]`."""
+    if way == "MEAN_STD":
+        return Scale(first, second + EPSILON, second)
+    half = np.where(second == first, EPSILON, second - first) / 2.0
+    return Scale(first, half, half, shift=1.0)
+
+
+def unscaled(size: int) -> Scale:
+    """Return the normalisation that leaves numbers `[size]` as they are."""
+    return Scale(np.zeros(size), np.ones(size), np.ones(size))
 
 
 def _innermost(number: Any) -> Any:
@@ -165,18 +204,102 @@ def read_statistics_file(config: Mapping[str, Any], path: str) -> Statistics:
 
 def _statistics(config: Mapping[str, Any], source: str, features: Mapping[str, Any]) -> Statistics:
     sizes = {name: feature["shape"][0] for name, feature in features_of(config).items()}
-    return Statistics(source=source, features=features, ways=section(config, "normalization_mapping"), sizes=sizes)
+    return Statistics(source=source, features=features, ways=section(config, MAPPING), sizes=sizes)
 
 
-def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return an object in a config.json; an empty one if it is not there.
+# ----------------------------------------------------------------------------------------------- ways of normalisation
+
+
+def way_of(ways: Mapping[str, Any], kind: str) -> str:
+    """Return the way in which a kind of feature is normalised; as in LeRobot, a kind that is not named is left as it
+    is.
+
+    Raises:
+        PolicyError: there is no such way.
+    """
+    way = ways.get(kind, "IDENTITY")
+    if not isinstance(way, str) or way not in NUMBERS:
+        raise PolicyError(
+            f"config.json: {MAPPING}.{kind} is {way!r:.60}, which is not implemented (known: {', '.join(NUMBERS)}): "
+            "take another checkpoint"
+        )
+    return way
+
+
+def stated_ways(config: Mapping[str, Any], companions: Mapping[str, bytes]) -> Mapping[str, str] | None:
+    """Return the way of normalisation by kind of feature (VISUAL, STATE, ACTION) that a checkpoint's files state:
+    `normalization_mapping` in config.json, and `norm_map` of the steps that normalise, by which LeRobot acts. None if
+    none of them does.
+
+    Args:
+        config: its config.json, without defaults.
+        companions: contents of its other files, by path.
+
+    Raises:
+        PolicyError: a file is damaged, states an unknown way, or they contradict each other.
+    """
+    stated: list[tuple[str, Mapping[str, Any], Sequence[str]]] = []
+    if MAPPING in config:
+        stated.append((f"{CONFIG}: {MAPPING}", section(config, MAPPING), KINDS))
+    for file, concerned in ((PREPROCESSOR, KINDS), (POSTPROCESSOR, KINDS[-1:])):
+        for step in _normalizing(companions, file):
+            settings = section(step, "config", file)
+            if "norm_map" in settings:
+                stated.append((f"{file}: norm_map", section(settings, "norm_map", file), concerned))
+    ways: dict[str, str] = {}
+    origins: dict[str, str] = {}
+    for origin, mapping, kinds in stated:
+        for kind in kinds:
+            way = way_of(mapping, kind)
+            if ways.setdefault(kind, way) != way:
+                raise PolicyError(
+                    f"{origins[kind]} says that {kind} is normalised by {ways[kind]}, {origin} by {way}",
+                    "keep the files of one and the same training together: download the checkpoint again",
+                )
+            origins.setdefault(kind, origin)
+    return ways or None
+
+
+def refuse_relative_actions(config: Mapping[str, Any], companions: Mapping[str, bytes], remedy: str) -> None:
+    """Raise a `PolicyError` if a policy's actions are offsets from the state in which a chunk begins, which nothing
+    adds.
+
+    Args:
+        config: its config.json.
+        companions: contents of its other files, by path.
+        remedy: what to do.
+    """
+    flags = {f"{CONFIG}: use_relative_actions": config.get("use_relative_actions")}
+    for step in steps_of(companions, PREPROCESSOR):
+        if step.get("registry_name") in RELATIVE_STEPS:
+            enabled = section(step, "config", PREPROCESSOR).get("enabled")
+            flags[f"{PREPROCESSOR}: {step['registry_name']}.enabled"] = enabled
+    for where, flag in flags.items():
+        if flag not in (None, False):
+            raise PolicyError(
+                f"{where} is {json.dumps(flag):.60}: actions are offsets from the state in which a chunk begins, which "
+                "nothing adds",
+                remedy,
+            )
+
+
+def refuse_scaled_images(ways: Mapping[str, str]) -> None:
+    """Raise a `PolicyError` if images are to be normalised, for models that read them as they are."""
+    if (way := way_of(ways, VISION)) != "IDENTITY":
+        raise PolicyError(
+            f"{CONFIG}: {MAPPING}.{VISION} is {way}, but this model reads images as they are: take another checkpoint"
+        )
+
+
+def section(config: Mapping[str, Any], key: str, file: str = CONFIG) -> Mapping[str, Any]:
+    """Return an object in a config.json, or in another file; an empty one if it is not there.
 
     Raises:
         PolicyError: it is something else.
     """
     found = config.get(key, {})
     if not isinstance(found, Mapping):
-        raise PolicyError(f"config.json: {key} is {found!r}, a JSON object was expected", "download it again")
+        raise PolicyError(f"{file}: {key} is {found!r:.60}, a JSON object was expected", "download it again")
     return found
 
 
@@ -200,13 +323,14 @@ def _sources(
     config: Mapping[str, Any], companions: Mapping[str, bytes], buffers: Mapping[str, NDArray[Any]]
 ) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
     """Yield names and contents of statistics, the ones to use first."""
-    named = [step["state_file"] for step in _normalizing(companions) if "state_file" in step]
+    steps = [step for file in (PREPROCESSOR, POSTPROCESSOR) for step in _normalizing(companions, file)]
+    named = [step["state_file"] for step in steps if "state_file" in step]
     if named:
         found: dict[str, dict[str, Any]] = {}
         for name in named:
-            if name not in companions:
+            if not isinstance(name, str) or name not in companions:
                 raise PolicyError(
-                    f"{PREPROCESSOR} or {POSTPROCESSOR} names {name!r}, which is not in the checkpoint's folder: "
+                    f"{PREPROCESSOR} or {POSTPROCESSOR} names {name!r:.60}, which is not in the checkpoint's folder: "
                     "download it, too"
                 )
             found |= parse_statistics(companions[name], name)
@@ -217,15 +341,23 @@ def _sources(
         yield STATS_FILE, parse_json(companions[STATS_FILE], STATS_FILE)
 
 
-def _normalizing(companions: Mapping[str, bytes]) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps that normalise, in both directions."""
-    for file in (PREPROCESSOR, POSTPROCESSOR):
-        if file not in companions:
-            continue
-        steps = parse_json(companions[file], file).get("steps")
-        if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
-            raise PolicyError(f"{file}: steps is {steps!r:.60}, a list of steps was expected", "download it again")
-        yield from (step for step in steps if "normalizer" in str(step.get("registry_name")))
+def steps_of(companions: Mapping[str, bytes], file: str) -> Sequence[Mapping[str, Any]]:
+    """Return the steps in one of the two lists of steps; none if the file is not there.
+
+    Raises:
+        PolicyError: it is damaged.
+    """
+    if file not in companions:
+        return []
+    steps = parse_json(companions[file], file).get("steps")
+    if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
+        raise PolicyError(f"{file}: steps is {steps!r:.60}, a list of steps was expected", "download it again")
+    return steps
+
+
+def _normalizing(companions: Mapping[str, bytes], file: str) -> Sequence[Mapping[str, Any]]:
+    """Return the steps in a list that normalise, in either direction."""
+    return [step for step in steps_of(companions, file) if "normalizer" in str(step.get("registry_name"))]
 
 
 def _of_buffers(config: Mapping[str, Any], buffers: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
@@ -255,6 +387,23 @@ def read_buffers(folder: Path) -> dict[str, NDArray[Any]]:
 # ---------------------------------------------------------------------------------------------------------------- files
 
 
+def executed(folder: Path) -> dict[str, Any]:
+    """Return how LeRobot executes the chunks of a checkpoint, as settings of `eval`; empty if its config.json does not
+    say, as that of openpi.
+
+    Raises:
+        PolicyError: the file is damaged.
+    """
+    path = folder / CONFIG
+    config = read_json(path) if path.is_file() else {}
+    coefficient, steps = config.get("temporal_ensemble_coeff"), config.get("n_action_steps")
+    if isinstance(coefficient, int | float) and not isinstance(coefficient, bool):
+        return {"eval.ensemble": float(coefficient), "eval.actions": None}
+    if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0:
+        return {"eval.actions": steps, "eval.ensemble": None}
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class LerobotFiles:
     """Files of a checkpoint except the weights. A subclass sets `DEFAULTS`."""
@@ -269,8 +418,13 @@ class LerobotFiles:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """config.json, with LeRobot's defaults where it does not say."""
-        return {**self.DEFAULTS, **parse_json(self.companions[CONFIG], CONFIG)}
+        """config.json, with LeRobot's defaults where neither it nor the steps that normalise say."""
+        written = parse_json(self.companions[CONFIG], CONFIG)
+        refuse_relative_actions(
+            written, self.companions, "take a checkpoint that was trained with policy.use_relative_actions=false"
+        )
+        ways = stated_ways(written, self.companions)
+        return {**self.DEFAULTS, **written, **({} if ways is None else {MAPPING: ways})}
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -292,16 +446,34 @@ class LerobotFiles:
         found.scale(ACTION, "ACTION")
         numbers = {}
         for name, feature in features_of(self.config).items():
-            own = self.statistics.features.get(name) if feature["type"] == VISION else None
+            own = self._of_images(name, found) if feature.get("type") == VISION else None
             chosen = own or found.features.get(name)
-            if chosen is not None and NUMBERS.get(found.ways.get(feature["type"], "IDENTITY")):
+            if chosen is not None and NUMBERS[way_of(found.ways, str(feature.get("type")))]:
                 numbers[name] = {key: column for key, column in chosen.items() if key in KNOWN_NUMBERS}
         return self.with_numbers(numbers)
+
+    def _of_images(self, name: str, found: Statistics) -> Mapping[str, Any] | None:
+        """Return the checkpoint's own statistics of an image, for which another file's never stand in silently; None if
+        it needs or has none.
+
+        Raises:
+            PolicyError: it has some of images, under names that fit none or several.
+        """
+        own = self.statistics.entry(name)
+        others = [each for each in self.statistics.strangers() if each.startswith(IMAGES)]
+        if own is None and others and way_of(found.ways, VISION) != "IDENTITY":
+            raise PolicyError(
+                f"{self.statistics.source} has statistics of the images {', '.join(others)}, and none of {name}, as "
+                f"{CONFIG} calls it",
+                f"rename it there to {name}: the network has learned to see with its own, not with those of "
+                "model.statistics",
+            )
+        return own
 
     def with_numbers(self, numbers: Mapping[str, Mapping[str, Sequence[Any]]]) -> Self:
         """Return a copy with these statistics, by feature and name of the number."""
         kept = {name: content for name, content in self.companions.items() if not name.endswith(STEP_FILE)}
-        ways = section(self.config, "normalization_mapping")
+        ways = section(self.config, MAPPING)
         steps = processor_files(features_of(self.config), ways, numbers, self.steps_between())
         return replace(self, companions=kept | steps, buffers={})
 
@@ -322,6 +494,7 @@ def read_companions(folder: Path, *subfolders: str) -> dict[str, bytes]:
     Raises:
         PolicyError: it is not the folder of a checkpoint.
     """
+    refuse_other_weights(folder)
     if not (folder / CONFIG).is_file():
         raise PolicyError(f"{folder} holds no {CONFIG}", "give the folder of a checkpoint")
     paths = [path for each in ("", *subfolders) for path in (folder / each).glob("*")]
@@ -342,7 +515,7 @@ def processor_files(
 
     Args:
         features: of input and output, as in config.json.
-        ways: normalization_mapping, likewise.
+        ways: `MAPPING`, likewise.
         statistics: by feature and name of the number.
         before: steps between those that every policy begins with and the normalisation.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.normalizer import RunningNormalizer
 from embodyrl.models.saved import write_description
+from embodyrl.models.unread import refuse_other_weights
 from embodyrl.models.weights import read_tensors
 
 Inputs = dict[str, Tensor]
@@ -264,6 +266,11 @@ class Policy(nn.Module, ABC):
         Values that a chunk was sampled with belong in its trace, because they may differ when it is scored.
         """
 
+    def scheduled(self, done: float) -> Mapping[str, float]:
+        """Return the settings that `set_progress` changes, such as `model.noise_level`, with their values when a share
+        of the updates is done. The default: none."""
+        return {}
+
     def tokens_per_observation(self, task: str) -> int:
         """Return the sequence length of the policy's largest transformer for a chunk of `task`, its output included.
         The default: 0, no transformer."""
@@ -308,6 +315,7 @@ class Policy(nn.Module, ABC):
             PolicyError: files are missing, or names or shapes of weights differ (each is named).
         """
         path = folder / WEIGHTS_FILE
+        refuse_other_weights(folder)
         if not path.is_file():
             raise PolicyError(f"{folder} holds no {WEIGHTS_FILE}", "give the `policy` folder of a checkpoint")
         weights, own = read_tensors(path), self.state_dict()
@@ -394,9 +402,9 @@ class SoftPolicy(Policy):
         """Convert decisions, such as actions `[B, C, D]` in the simulator's units, to the range -1 .. 1, `[B, N]`."""
 
     @property
-    def needs_statistics(self) -> bool:
-        """Whether it scales what it sees by statistics that it does not have yet."""
-        return False
+    def scaling(self) -> RunningNormalizer | None:
+        """What scales the column `scaled`; None: it is seen as it is."""
+        return None
 
     @property
     @abstractmethod

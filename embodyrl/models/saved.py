@@ -17,10 +17,14 @@ from safetensors import SafetensorError, safe_open
 from embodyrl.config.fields import class_at
 from embodyrl.config.renames import convert_options
 from embodyrl.config.schema import ModelConfig, Precision
+from embodyrl.files import is_plain_name
 from embodyrl.hub import name_of
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.vla.config import WeightType
 from embodyrl.registry import SupportedModel
+
+DIGITS = 19
+"""Most characters of a whole number in a JSON file; more do not fit into 64 bits."""
 
 
 def parse_json(content: bytes, name: str) -> dict[str, Any]:
@@ -34,12 +38,18 @@ def parse_json(content: bytes, name: str) -> dict[str, Any]:
         PolicyError: the file holds no JSON object.
     """
     try:
-        parsed = json.loads(content)
-    except ValueError as error:
+        parsed = json.loads(content, parse_int=_integer)
+    except (ValueError, RecursionError) as error:
         raise PolicyError(f"{name} is damaged ({error})", "download it again") from error
     if not isinstance(parsed, dict):
         raise PolicyError(f"{name} is damaged (no JSON object)", "download it again")
     return parsed
+
+
+def _integer(text: str) -> int | float:
+    """Convert a whole number; one beyond 64 bits is no number of anything, as the 1e30 of `model_max_length` in public
+    tokenizer_config.json, which stands for no limit."""
+    return int(text) if len(text) <= DIGITS else float(text)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -77,6 +87,11 @@ def shard_files(folder: Path) -> list[Path]:
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise PolicyError(f"{folder / INDEX_FILE} holds no weight_map from weights to files", "download it again")
     names = sorted(set(weight_map.values()))
+    if not names or not all(map(is_plain_name, names)):
+        odd = next((name for name in names if not is_plain_name(name)), "nothing")
+        raise PolicyError(
+            f"{folder / INDEX_FILE} names {odd!r}, names of files in its folder were expected", "download it again"
+        )
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise PolicyError(f"{folder} lacks {', '.join(missing)}, which its {INDEX_FILE} names", "download them again")
@@ -144,13 +159,13 @@ def stored_type(folder: Path) -> WeightType:
     return WeightType.bfloat16 if 2 * halves > sum(counts.values()) else WeightType.float32
 
 
-def weight_names(folder: Path) -> list[str]:
-    """Return the names of a checkpoint's weights; raises what `shard_files` and `open_shard` raise."""
-    names: list[str] = []
+def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a checkpoint's weights by name; raises what `shard_files` and `open_shard` raise."""
+    shapes: dict[str, tuple[int, ...]] = {}
     for path in shard_files(folder):
         with open_shard(path, "np") as shard:
-            names += shard.keys()
-    return names
+            shapes |= {name: tuple(shard.get_slice(name).get_shape()) for name in shard.keys()}  # noqa: SIM118
+    return shapes
 
 
 def stored_types(folder: Path) -> Counter[str]:
@@ -218,6 +233,11 @@ def read_description(folder: Path, name: str) -> tuple[dict[str, Any], int | Non
     spec = found.get("spec")
     if not isinstance(spec, dict) or type(spec.get("chunk_size")) is not int:
         raise PolicyError(f"{path} is damaged (no spec.chunk_size)", "take another checkpoint")
+    for key in ("action_dim", "proprio_dim"):
+        if type(spec.get(key, 0)) is not int:
+            raise PolicyError(
+                f"{path} is damaged (spec.{key} is {spec[key]!r:.60}, no whole number)", "take another checkpoint"
+            )
     return kept, spec["chunk_size"]
 
 

@@ -34,7 +34,7 @@ def grpo(config: Config) -> list[Stage]:
 
 
 def dapo(config: Config) -> list[Stage]:
-    """GRPO with dynamic sampling: groups that teach nothing are replaced by others (Yu et al. 2025)."""
+    """GRPO with dynamic sampling: groups without a learning signal are replaced by others (Yu et al. 2025)."""
     return [COLLECT, FILTER, REWARD, ADVANTAGE, UPDATE]
 
 
@@ -94,12 +94,12 @@ def declare_algorithms() -> None:
     for name, stages, critic, summary in (
         ("ppo", ppo, True, "proximal policy optimisation with a critic"),
         ("grpo", grpo, False, "group-relative policy optimisation, no critic"),
-        ("dapo", dapo, False, "grpo with dynamic sampling: groups that teach nothing are replaced"),
+        ("dapo", dapo, False, "grpo with dynamic sampling: groups without a learning signal are replaced"),
         # The stages of GRPO, with another advantage (Hu 2025, Ahmadian et al. 2024), loss (Liu et al. 2025) or reward.
         ("reinforce_pp", grpo, False, "REINFORCE++: returns normalised over the batch, no critic"),
         ("rloo", grpo, False, "REINFORCE leave-one-out: each episode against the others of its group, no critic"),
         ("cpgd", grpo, False, "clipped policy gradient with policy drift, no critic"),
-        ("srpo", grpo, False, "self-referential: failures are paid by their distance to the batch's own successes"),
+        ("srpo", grpo, False, "self-referential: failures get reward by their distance to the batch's own successes"),
     ):
         ALGORITHMS.register(name, target=stages, critic=critic, summary=summary)
     demonstrated = Requirement(module="pyarrow", install="pip install 'embodyrl[data]'")
@@ -126,7 +126,7 @@ def declare_algorithms() -> None:
         imitates=True,
         judges=True,
         check="embodyrl.pipelines.judging_rules:check",
-        summary="learns from demonstrations (data.path) to tell what is solved, for algorithm.reward: classifier",
+        summary="learns from demonstrations (data.path) to recognise success, for algorithm.reward: classifier",
     )
     ALGORITHMS.register(
         "sac",
@@ -142,7 +142,7 @@ def declare_algorithms() -> None:
         options="embodyrl.algorithms.off_policy_options:IQLConfig",
         demonstrations=True,
         weighs=True,
-        summary="implicit Q-learning: from demonstrations (data.path) by what they are worth, then with rollouts",
+        summary="implicit Q-learning: from demonstrations (data.path) weighted by their advantage, then with rollouts",
         **from_replay,
     )
     ALGORITHMS.register(

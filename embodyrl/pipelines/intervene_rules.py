@@ -14,7 +14,7 @@ from embodyrl.algorithms.off_policy_options import (
     RLPDConfig,
 )
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.schema import AlgorithmConfig, Config
+from embodyrl.config.schema import MOST_EPISODE_STEPS, AlgorithmConfig, Config
 from embodyrl.registry import EXPERTS, SIMULATORS
 
 HERE = "algorithm.off_policy.intervene"
@@ -90,15 +90,23 @@ def _expert(config: Config, settings: InterveneConfig) -> Iterator[ConfigIssue]:
 
 def _moments(config: Config, settings: InterveneConfig) -> Iterator[ConfigIssue]:
     """Check that the expert has its turn, and acts where it sees what it reacts to."""
-    chunk, longest = config.rollout.chunk_size, config.env.max_episode_steps
+    chunk, longest = config.rollout.chunk_size, config.env.known_time_limit
     if chunk > 1:
         yield ConfigIssue(
             ("rollout.chunk_size", HERE),
             f"rollout.chunk_size = {chunk}, but an expert reacts to every observation, and there is none within a "
             "chunk",
             "set rollout.chunk_size to 1",
+            fix={"rollout.chunk_size": 1},
         )
-    if settings.after is not None and settings.after >= longest:
+    if longest == MOST_EPISODE_STEPS:
+        yield ConfigIssue(
+            (HERE, "env.max_episode_steps"),
+            f"{HERE} decides of every control step beforehand who acts, but episodes have no time limit "
+            f"(env.max_episode_steps = {config.env.max_episode_steps or 'null'})",
+            "set env.max_episode_steps to a number",
+        )
+    elif settings.after is not None and longest is not None and settings.after >= longest:
         yield ConfigIssue(
             (f"{HERE}.after", "env.max_episode_steps"),
             f"{HERE}.after = {settings.after} control steps, but episodes end after env.max_episode_steps = {longest}",

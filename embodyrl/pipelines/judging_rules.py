@@ -11,9 +11,7 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import fact, state_dim
 from embodyrl.config.schema import Config, PlacementBackend
 from embodyrl.data.check import check as check_demonstrations
-from embodyrl.data.check import check_tasks
-from embodyrl.data.layout import DatasetError, Info
-from embodyrl.hub import is_hub_name
+from embodyrl.data.check import check_tasks, readable
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.judging import ClassifierFacts, find_classifier
 from embodyrl.models.mlp.options import Distribution, HeadConfig
@@ -61,17 +59,12 @@ def check(config: Config) -> Iterator[ConfigIssue]:
 
 
 def _success_is_known(config: Config) -> Iterator[ConfigIssue]:
-    path = config.data.path
-    if path is None or is_hub_name(path):
-        return  # a rule reports the first; the second is not here yet
-    try:
-        spec = Info.read(Path(path)).spec
-    except DatasetError:
-        return  # which `check_demonstrations` reports
-    if not spec.outcome:
+    spec = readable(config)
+    if spec is not None and not spec.outcome:
         yield ConfigIssue(
             ("data.path", "algorithm.name"),
-            f"the demonstrations in {path} do not say after which actions the task was solved (next.success)",
+            f"the demonstrations in {config.data.path} do not say after which actions the task was solved "
+            "(next.success)",
             "record them anew with embodyrl collect",
         )
 

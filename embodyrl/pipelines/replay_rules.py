@@ -110,9 +110,9 @@ def _weighed_imitation(config: Config) -> Iterator[ConfigIssue]:
         able = [entry.name for entry in SupportedModel.entries() if entry.weighs]
         yield ConfigIssue(
             ("model.name", "algorithm.name"),
-            f"algorithm {algorithm.name!r} weighs demonstrations by what they are worth, which the supervised loss of "
+            f"algorithm {algorithm.name!r} weights demonstrations by their advantage, which the supervised loss of "
             f"model {model!r} does not take into account",
-            f"set model to one that does ({', '.join(able)}); a model of your own: heed inputs['sample_weights'] in "
+            f"set model to one that does ({', '.join(able)}); a model of your own: use inputs['sample_weights'] in "
             "its sft_loss, and register it with weighs=True",
         )
     if algorithm.off_policy.offline_iterations == 0:
@@ -196,7 +196,7 @@ def _rollouts(config: Config) -> Iterator[ConfigIssue]:
             "set rollout.group_size to 1",
             fix={"rollout.group_size": LEAVE_OUT},
         )
-    # Imitation may go on in rounds of whole episodes: no decision of it needs what followed.
+    # Imitation may continue in rounds of whole episodes: no decision of it needs what followed.
     rounds = bool(fact(ALGORITHMS, name, "imitates"))
     if rollout.episodes is Episodes.whole and not rounds:
         yield ConfigIssue(
@@ -216,7 +216,7 @@ def _rollouts(config: Config) -> Iterator[ConfigIssue]:
     if rollout.mode is RolloutMode.async_:
         yield ConfigIssue(
             ("rollout.mode", "algorithm.name"),
-            f"rollout.mode is async, but the ranks of algorithm {name!r} roll out themselves, so nobody can meanwhile",
+            f"rollout.mode is async, which needs rollout workers, and algorithm {name!r} has none",
             "set rollout.mode to sync",
             fix={"rollout.mode": LEAVE_OUT},
         )
@@ -246,7 +246,7 @@ def _sizes(config: Config) -> Iterator[ConfigIssue]:
     needs = {
         "algorithm.off_policy.replay.start_after": settings.replay.start_after,
         "algorithm.off_policy.batch_size": settings.batch_size,
-        # A rollout, and the observation of each env at which the next one goes on.
+        # A rollout, and the observation of each env at which the next one continues.
         "(rollout.num_chunks + 1) x env.num_envs": (config.rollout.num_chunks + 1) * envs,
     }
     what, least = max(needs.items(), key=lambda need: need[1])

@@ -15,15 +15,19 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from embodyrl.algorithms.advantages import explained_variance, normalize
+from embodyrl.algorithms.advantages import advantages_by, explained_variance, normalize
 from embodyrl.algorithms.columns import (
     Bound,
+    OutputError,
     chunk_rewards,
     executed_actions,
     expand_to_level,
+    function_name,
     in_chunks,
     in_time,
     logprobs_at_level,
+    require_finite,
+    require_output,
     valid_at,
 )
 from embodyrl.algorithms.losses import sequence_numbers, token_weights
@@ -35,19 +39,23 @@ from embodyrl.algorithms.off_policy_options import (
     demonstrated_share,
 )
 from embodyrl.algorithms.options import EncodingRewardConfig
+from embodyrl.algorithms.rewards import groups_by, rewards_by
 from embodyrl.config.schema import AlgorithmConfig, Bootstrap, Config, DiscountPer, RewardLevel
 from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.large import APART
 from embodyrl.engine.parallel import Ranks
 from embodyrl.engine.soft import CriticLearner, Minibatch, SoftActorCritic
+from embodyrl.errors import UserError
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat, type_name
-from embodyrl.rollout.episodes import Rollout
+from embodyrl.rollout.episodes import EARLY_SUCCESS, Rollout, success_doubt, success_rate
 from embodyrl.rollout.interventions import Source
 from embodyrl.rollout.replay import Beside, Replay
 from embodyrl.rollout.spread import bring_large, bring_own, is_here, rows_here
 
+MOST_CLIPPED = 0.05
+"""Share of clipped numbers in a rollout above which there is a warning."""
 HOPELESS = 20
 """Episodes without a success after which there is a warning."""
 RANDOM_UPDATES, RANDOM_MARGIN = 2000, 0.05
@@ -82,14 +90,24 @@ class Components:
 
 
 def collect(iteration: Iteration) -> None:
-    """Run the policy in the simulators; with a replay, random actions until it holds `start_after` decisions. Writes
-    the columns of a rollout, and `env/` metrics of the episodes that ended."""
-    begins = iteration.replay is not None and not iteration.replay.has_begun
+    """Run the policy in the simulators; with a replay, random actions until it holds `start_after` decisions, unless it
+    is filled again. Writes the columns of a rollout, and `env/` metrics of the episodes that ended."""
+    replay = iteration.replay
+    begins = replay is not None and not (replay.has_begun or replay.is_refilled)
     random = begins and begins_randomly(iteration.config.algorithm)
     rollout = iteration.collector.collect(random=True) if random else iteration.collector.collect()
     iteration.rollouts.append(rollout)
     iteration.batch = rollout.batch
     iteration.metrics |= rollout_metrics(iteration.rollouts)
+    if (doubt := success_doubt(rollout.finished)) is not None:
+        iteration.warn(EARLY_SUCCESS, doubt)
+    if rollout.finished and success_rate(rollout.finished) is None and iteration.components.reward.takes("success"):
+        settings = iteration.config
+        raise UserError(
+            f"algorithm.reward = {settings.algorithm.reward.name!r} rewards success, but simulator "
+            f"{settings.env.name!r} does not say whether {', '.join(settings.env.tasks)} is solved: set "
+            "env.success_return where the simulator has it, or algorithm.reward=dense"
+        )
 
 
 def rollout_metrics(rollouts: list[Rollout]) -> dict[str, float]:
@@ -110,7 +128,8 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, float]:
         metrics["env/judged_success"] = judged / len(finished)
     if finished:
         metrics["env/return"] = float(np.mean([each.total_reward for each in finished]))
-        metrics["env/success_once"] = float(np.mean([each.success for each in finished]))
+        if (rate := success_rate(finished)) is not None:
+            metrics["env/success_once"] = rate
         metrics["env/episode_length"] = float(np.mean([each.length for each in finished]))
     return metrics
 
@@ -162,14 +181,14 @@ def _warn_of_no_group(iteration: Iteration, succeeded: bool) -> None:
         return iteration.warn(
             "filter_keeps_nothing",
             f"algorithm.filter={settings.name} keeps no group of a collection, because the episodes of each end alike; "
-            f"{again}: choose other tasks, or a filter and reward that tell episodes apart "
+            f"{again}: choose other tasks, or a filter and reward that distinguish episodes "
             f"(algorithm.filter.name=none, algorithm.reward=dense)",
         )
     iteration.warn(
         "filter_without_success",
         f"no episode succeeded, and algorithm.filter={settings.name} keeps no group: such an iteration stops after "
         f"one collection and learns nothing. Start from a policy that sometimes succeeds (model.checkpoint), choose "
-        f"easier tasks, or learn from a reward that tells failures apart (algorithm.filter.name=none, "
+        f"easier tasks, or learn from a reward that distinguishes failures (algorithm.filter.name=none, "
         f"algorithm.reward=dense)",
     )
 
@@ -184,7 +203,7 @@ def informative_groups(batch: TrajectoryBatch, keeps: Bound[Tensor], size: int) 
         "played": batch["valid"].any(0),
     }
     of_groups = {name: column.view(-1, size) for name, column in outcomes.items()}
-    return batch.take(torch.nonzero(keeps(of_groups).repeat_interleave(size)).squeeze(1), "B")
+    return batch.take(torch.nonzero(groups_by(keeps, of_groups).repeat_interleave(size)).squeeze(1), "B")
 
 
 def shape_rewards(iteration: Iteration) -> None:
@@ -201,7 +220,11 @@ def shape_rewards(iteration: Iteration) -> None:
     if reward.takes("embeddings"):
         assert encode is not None and isinstance(settings.reward, EncodingRewardConfig), "the config rules ask for it"
         columns["embeddings"] = episode_embeddings(batch, encode, settings.reward, exchange)
-    shaped = (reward(columns) - settings.time_penalty) * executed
+    rewards = rewards_by(reward, columns)
+    # All of them, also those of actions that were not executed: 0 * NaN is NaN.
+    what, everything = f"reward {function_name(reward.function)} returned rewards", torch.ones_like(executed)
+    require_finite(what, rewards, everything, reward.given(columns))
+    shaped = (rewards - settings.time_penalty) * executed
     batch["shaped_rewards"] = shaped
     iteration.metrics["rollout/shaped_reward_per_step"] = float(shaped.sum() / executed.sum().clamp(min=1))
 
@@ -219,8 +242,20 @@ def episode_embeddings(
         frames = decided[torch.linspace(0, len(decided) - 1, settings.frames).round().long()]
         images = rows_here(batch, exchange, "images", frames, slot)
         proprio = batch["proprio"][frames, slot] if "proprio" in batch else None
-        embeddings[slot] = encode(images, proprio, dim=settings.dim)
+        embeddings[slot] = _embedding(encode, encode(images, proprio, dim=settings.dim), embeddings)
     return joined_embeddings(embeddings, batch.size[1], settings.dim, exchange.ranks)
+
+
+def _embedding(encode: Callable[..., Tensor], vector: object, others: Mapping[int, Tensor]) -> Tensor:
+    """Return the vector of an episode, after checking that it is one, as long as those before and finite."""
+    what = f"encoder {function_name(encode)} returned an embedding"
+    if not isinstance(vector, Tensor) or vector.dim() != 1:
+        found = f"of shape {tuple(vector.shape)}" if isinstance(vector, Tensor) else f"as {type(vector).__name__}"
+        raise OutputError(f"{what} {found}, expected a torch tensor [E]: return one vector for the episode")
+    like = next(iter(others.values()), vector)
+    require_output(what, vector, like, "as many numbers for every episode")
+    require_finite(what, vector, torch.ones_like(vector, dtype=torch.bool), {})
+    return vector
 
 
 def joined_embeddings(own: Mapping[int, Tensor], slots: int, usual: int, ranks: Ranks) -> Tensor:
@@ -250,7 +285,7 @@ def estimate_advantages(iteration: Iteration) -> None:
     steps = steps_of_actions(batch, settings) if of_actions else steps_of_chunks(batch, settings)
     steps["rewards"] = steps["rewards"] * settings.reward_scale
     columns: dict[str, Any] = steps | {"group_size": iteration.config.rollout.group_size}
-    advantages, returns = (column.float() for column in iteration.components.advantage(columns))
+    advantages, returns = (column.float() for column in advantages_by(iteration.components.advantage, columns))
     valid = steps["valid"]
     # Before normalisation, which changes what the advantages are, not how good the critic was.
     if "values" in batch and bool(valid.any()):
@@ -299,6 +334,7 @@ def remember(iteration: Iteration) -> None:
     batch = bring_own(_batch(iteration), iteration.engine.exchange, replay.own)
     replay.add(replace(iteration.rollouts[-1], batch=batch))
     iteration.metrics |= replay.metrics()
+    _go_on_with_statistics(iteration, batch)
 
 
 def improve(iteration: Iteration) -> None:
@@ -315,8 +351,8 @@ def improve(iteration: Iteration) -> None:
     if settings.reward.name == "success" and replay.ended["episodes"] >= HOPELESS and not replay.ended["successes"]:
         iteration.warn(
             "replay_without_success",
-            f"no episode of {replay.ended['episodes']} has succeeded, and algorithm.reward=success pays nothing else: "
-            "the critics have nothing to learn. Choose easier tasks, a longer env.max_episode_steps, or "
+            f"no episode of {replay.ended['episodes']} has succeeded, and algorithm.reward=success rewards nothing "
+            "else: the critics have nothing to learn. Choose easier tasks, a longer env.max_episode_steps, or "
             "algorithm.reward=dense",
         )
     iteration.metrics |= iteration.engine.memory_metrics()
@@ -333,21 +369,43 @@ def improve_offline(iteration: Iteration) -> None:
 
 
 def _learn_from(iteration: Iteration, minibatches: Iterator[Minibatch]) -> None:
-    """Learn from minibatches, after taking statistics if nothing has been learned before; warn of what looks wrong."""
+    """Learn from minibatches, with statistics of what has been seen; warn of what looks wrong."""
     learner = iteration.engine.soft
     assert learner is not None, "the config rules ask for it"
-    _take_statistics(iteration)
+    _begin_statistics(iteration)
     iteration.metrics |= iteration.engine.improve(minibatches, _task_descriptions(iteration))
     _warn_of_values(iteration, learner)
     if isinstance(learner, SoftActorCritic):
         _warn_of_randomness(iteration, learner)
 
 
-def _take_statistics(iteration: Iteration) -> None:
-    """Take the statistics of what scales observations from those that have been seen, unless it has some: from a
+def _begin_statistics(iteration: Iteration) -> None:
+    """Take the statistics of what scales observations from all that have been seen, unless it has some: from a
     checkpoint, or from imitation that came first."""
-    for one in iteration.engine.without_statistics:
-        iteration.engine.take_statistics(_seen(iteration, one.scaled), one)
+    for one, scaling in iteration.engine.observers.items():
+        seen = _seen(iteration, one.scaled)
+        if seen is not None and not scaling.count:
+            iteration.engine.add_to_statistics(seen, one)
+
+
+def _go_on_with_statistics(iteration: Iteration, batch: TrajectoryBatch) -> None:
+    """Add the rollout's observations to the statistics, once there are any; warn of what the policy cannot see."""
+    shares = []
+    for one, scaling in iteration.engine.observers.items():
+        seen = _replay(iteration).own_of(batch, one.scaled)
+        if seen is not None and scaling.count:
+            shares.append(iteration.engine.add_to_statistics(seen, one))
+    if not shares:
+        return
+    iteration.metrics["train/clipped_features"] = max(shares)
+    if max(shares) > MOST_CLIPPED:
+        iteration.warn(
+            "features_clipped",
+            f"{max(shares):.0%} of the numbers that the policy sees of the newest rollout lie more than ten standard "
+            "deviations from what was seen before, where it cannot distinguish them. The statistics continue with "
+            "every rollout; if train/clipped_features stays high, collect more at random first (raise "
+            "algorithm.off_policy.replay.start_after), or set model.normalize_observations=false if the model has it",
+        )
 
 
 def _task_descriptions(iteration: Iteration) -> Sequence[str]:
@@ -364,7 +422,7 @@ def _beside(iteration: Iteration) -> Beside | None:
     return Beside(
         demonstrations=shown,
         share=len(shown) / (len(shown) + len(_replay(iteration))) if isinstance(share, str) else share,
-        # What is only imitated has a label, whoever acted: there is nothing to be told apart.
+        # What is only imitated has a label, whoever acted: there is nothing to distinguish.
         interventions_join=not isinstance(iteration.config.algorithm, DAggerConfig),
     )
 
@@ -390,7 +448,7 @@ def learn_corrections(iteration: Iteration) -> None:
         iteration.metrics["memory/simulators_freed_mib"] = iteration.collector.offload() / 2**20
     if steps:
         minibatches = replay.minibatches(steps, settings.off_policy.batch_size, _beside(iteration))
-        _take_statistics(iteration)
+        _begin_statistics(iteration)
         iteration.metrics |= iteration.engine.imitate_labels(minibatches, _task_descriptions(iteration))
     iteration.metrics["train/updates"] = float(replay.taken)
     iteration.metrics |= iteration.engine.memory_metrics()

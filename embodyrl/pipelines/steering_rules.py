@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from embodyrl.algorithms.off_policy_options import DSRLConfig
-from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
@@ -78,6 +78,7 @@ def _settings_without_use(config: Config) -> Iterator[ConfigIssue]:
                 (f"model.{each.name}", "algorithm.name"),
                 f"model.{each.name} has no use: with algorithm {name!r} {WITHOUT_USE[each.name]}",
                 "leave it out",
+                fix={f"model.{each.name}": LEAVE_OUT},
             )
     if engine.lora.rank:
         yield ConfigIssue(

@@ -105,7 +105,7 @@ class Channel:
     def _send_rest(self, rest: memoryview, deadline: float | None) -> None:
         """Send the rest of a frame that did not fit into the pipe.
 
-        It reads meanwhile: if both sides fill their pipes without reading, neither can ever go on.
+        It reads meanwhile: if both sides fill their pipes without reading, neither can ever continue.
         """
         while rest:
             poll = select.poll()

@@ -19,6 +19,9 @@ OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 """Variable that lets torch grow its segments of GPU memory in place: rollouts and updates ask for blocks of different
 sizes, and the free parts of segments of a fixed size would be too small for the other phase."""
+PRODUCTS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""Variable without which products on a GPU may add up in another order each time. The first product of a process reads
+it, whether or not that one has to be deterministic, so it is set for all."""
 SET_ALREADY = (*ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF")
 """Variables with which a user decides."""
 
@@ -48,11 +51,24 @@ def has_nvidia_gpu(root: Path = ROOT) -> bool:
     return (gpus.is_dir() and any(gpus.iterdir())) or has_unlisted_gpus(root)
 
 
+def set_up_cuda(root: Path = ROOT, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set `ALLOCATOR` and `PRODUCTS` on machines with a GPU, unless the user has set these variables. To be called
+    before torch first uses the GPU."""
+    set_up_allocator(root, environment)
+    if has_nvidia_gpu(root):
+        set_up_products(environment)
+
+
 def set_up_allocator(root: Path = ROOT, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set `ALLOCATOR` on machines with a GPU, unless the user has set one of these variables. To be called before torch
-    first uses the GPU."""
+    """Set `ALLOCATOR` on machines with a GPU, unless the user has set one of these variables."""
     if has_nvidia_gpu(root) and not any(name in environment for name in SET_ALREADY):
         environment.update(ALLOCATOR)
+
+
+def set_up_products(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set `PRODUCTS`, unless the user has."""
+    for name, value in PRODUCTS.items():
+        environment.setdefault(name, value)
 
 
 def driver_version(root: Path = ROOT) -> str | None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from embodyrl.errors import RunError
-from embodyrl.files import replacing
-from embodyrl.placement.line import Address, Listener, Service, connect
+from embodyrl.files import files_in, is_inside, replacing, require_room
+from embodyrl.placement.line import Address, LineError, Listener, Service, connect, understood
 
 _PIECE = 64 << 20
 """Bytes of a file that are asked for at once."""
@@ -39,8 +39,16 @@ class Lent:
 
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> Lent:
-        """Return what `dataclasses.asdict` made plain."""
-        return cls(line=Address(**fields["line"]), number=fields["number"], size=fields["size"])
+        """Return what `dataclasses.asdict` made plain.
+
+        Raises:
+            LineError: that is something else.
+        """
+        with understood("what is lent"):
+            number, size = fields["number"], fields["size"]
+            if type(number) is not int or type(size) is not int or size < 0:
+                raise ValueError(f"number {number!r} of size {size!r}")
+            return cls(line=Address(**fields["line"]), number=number, size=size)
 
 
 @dataclass(frozen=True)
@@ -53,9 +61,14 @@ class LentFolder:
 
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> LentFolder:
-        """Return what `dataclasses.asdict` made plain."""
-        files = {name: Lent.from_plain(each) for name, each in fields["files"].items()}
-        return cls(line=Address(**fields["line"]), files=files)
+        """Return what `dataclasses.asdict` made plain.
+
+        Raises:
+            LineError: that is something else.
+        """
+        with understood("the folder that is lent"):
+            files = {str(name): Lent.from_plain(each) for name, each in fields["files"].items()}
+            return cls(line=Address(**fields["line"]), files=files)
 
 
 class Lender:
@@ -81,8 +94,8 @@ class Lender:
         return Lent(self._service.address, number, size)
 
     def lend_file(self, path: Path) -> Lent:
-        """Lend what a file holds now."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        """Lend what a file holds now; a link is refused."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             return self.lend(fd)
         finally:
@@ -95,10 +108,12 @@ class Lender:
 
     @contextmanager
     def folder(self, folder: Path) -> Iterator[LentFolder]:
-        """Lend the files of a folder, which do not change, for the length of a block."""
-        paths = sorted(each for each in folder.rglob("*") if each.is_file())
-        files = {str(path.relative_to(folder)): self.lend_file(path) for path in paths}
+        """Lend the files of a folder, which do not change, for the length of a block. Links are left out: they may lead
+        anywhere."""
+        files: dict[str, Lent] = {}
         try:
+            for path in files_in(folder):
+                files[str(path.relative_to(folder))] = self.lend_file(path)
             yield LentFolder(self._service.address, files)
         finally:
             for lent in files.values():
@@ -106,12 +121,13 @@ class Lender:
 
     def _answer(self, wanted: Mapping[str, Any], _: Sequence[memoryview]) -> tuple[dict[str, Any], list[memoryview]]:
         """Return parts of something that is lent."""
-        with self._lock:
+        with understood("the request"), self._lock:
             content = self._lent.get(wanted["number"])
         if content is None:
             raise LookupError("that is not lent any more")
         view = memoryview(content)
-        return {}, [view[start : start + length] for start, length in wanted["parts"]]
+        with understood("the request"):
+            return {}, [view[start : start + length] for start, length in wanted["parts"]]
 
     def close(self) -> None:
         """Lend nothing any more. May be called again."""
@@ -172,8 +188,13 @@ def copy_folder(lent: LentFolder, folder: Path, *, timeout_s: float) -> None:
         timeout_s: longest time for an answer [s].
 
     Raises:
-        LineError: see `Borrower.read`.
+        LineError: see `Borrower.read`; or a name leads out of the folder, and nothing was written.
+        OSError: there is no room for them.
     """
+    if odd := [name for name in lent.files if not is_inside(name) or "\0" in name]:
+        raise LineError(f"{lent.line} lends files called {', '.join(map(repr, odd))}, which are no names in a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    require_room(folder, sum(file.size for file in lent.files.values()))
     with Borrower(lent.line, timeout_s=timeout_s) as borrower:
         for name, file in lent.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
@@ -58,6 +58,11 @@ _AT_ONCE = 1024
 """Most buffers in one system call (IOV_MAX)."""
 _NONCE, _PROOF = 32, 32
 _MAX_STRANGERS = 64
+_TRYING_S = 2.0
+"""Time within which a connection that fails is tried again [s]: the other side may be short of something just now."""
+_PAUSE_S = 0.1
+"""Pause before something that failed for want of files, memory or threads is tried again [s]."""
+_SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _LOOK_S = 1.0
 """Pause between two looks at whether the other machine still acknowledges what was sent [s]."""
 _TCP_INFO_SIZE, _UNACKED_AT, _LAST_ACK_AT = 104, 24, 56
@@ -74,6 +79,19 @@ class LineLost(LineError):
 
 class LineTimeout(LineError):
     """Raised when the other side of a line was too slow."""
+
+
+@contextlib.contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Read what the other side has sent, in a block that need not check each part of it.
+
+    Raises:
+        LineError: it is something else than the block expects.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise LineError(f"{what} cannot be understood ({type(error).__name__}: {error})") from error
 
 
 @dataclass(frozen=True)
@@ -372,6 +390,8 @@ class Listener:
         self.address = Address(*bound, secrets.token_hex(32))
         """Give it to those who are to open a line."""
         self._strangers: dict[int, _Stranger] = {}
+        self._short_of, self._short_until = "", 0.0
+        """What the process lacks to accept a line, and until when it is not tried again."""
         self._accepting = threading.Lock()
         self._closed = False
 
@@ -401,14 +421,20 @@ class Listener:
                     if self._strangers[fd].failed:
                         self._strangers.pop(fd).close()
                 if not ready and deadline is not None and time.monotonic() >= deadline:
-                    raise LineTimeout(f"nobody opened a line to {self.address} within {timeout_s:g} s")
+                    why = f" ({self._short_of})" if self._short_of else ""
+                    raise LineTimeout(f"nobody opened a line to {self.address} within {timeout_s:g} s{why}")
         raise LineLost(f"{self.address} no longer listens")
 
     def _wait(self, deadline: float | None) -> set[int]:
         """Return the file descriptors on which something has happened, until `deadline` or the next stranger's."""
         poll, ends = select.poll(), [stranger.deadline for stranger in self._strangers.values()]
-        for fd in (self._socket.fileno(), *self._strangers):
+        # Whoever cannot be accepted waits; without the event, `close` still wakes the poll.
+        is_short = time.monotonic() < self._short_until
+        poll.register(self._socket.fileno(), 0 if is_short else select.POLLIN)
+        for fd in self._strangers:
             poll.register(fd, select.POLLIN)
+        if is_short:
+            ends.append(self._short_until)
         if deadline is not None:
             ends.append(deadline)
         left = max(0.0, min(ends) - time.monotonic()) * 1e3 if ends else None
@@ -418,9 +444,10 @@ class Listener:
         try:
             connection, _ = self._socket.accept()
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise LineError(f"{self.address} cannot accept lines: {error.strerror}") from None
-            return  # it went away again
+            if error.errno in _SHORT_OF:  # which others may give back
+                self._short_of, self._short_until = error.strerror or str(error), time.monotonic() + _PAUSE_S
+            return  # or it went away again
+        self._short_of = ""
         if len(self._strangers) >= _MAX_STRANGERS:
             self._strangers.pop(next(iter(self._strangers))).close()
         self._strangers[connection.fileno()] = _Stranger(connection, self.address.token)
@@ -501,15 +528,15 @@ def connect(address: Address, timeout_s: float) -> Line:
         timeout_s: longest time [s].
 
     Raises:
-        LineLost: nobody listens there, or whoever does refuses the token.
+        LineLost: nobody listens there, also when tried again for a while, or whoever does refuses the token.
         LineTimeout: it did not answer in time.
         LineError: whoever listens there does not have the token.
     """
     deadline = time.monotonic() + timeout_s
     connection: socket.socket | None = None
     try:
-        connection = socket.create_connection((address.host, address.port), timeout=timeout_s)
-        greeting, nonce = _exactly(connection, len(_MAGIC) + _NONCE, deadline), secrets.token_bytes(_NONCE)
+        connection, greeting = _greeted(address, deadline)
+        nonce = secrets.token_bytes(_NONCE)
         if not greeting.startswith(_MAGIC):
             raise LineError(f"what listens at {address} is not embodyrl, or another version of it")
         theirs = greeting[len(_MAGIC) :]
@@ -526,6 +553,24 @@ def connect(address: Address, timeout_s: float) -> Line:
         if isinstance(error, OSError):
             raise LineLost(f"cannot open a line to {address}: {error.strerror or error}") from None
         raise
+
+
+def _greeted(address: Address, deadline: float) -> tuple[socket.socket, bytes]:
+    """Open a connection and read the greeting of the listener. What fails before that is tried again: no listener is
+    there yet, too many others open lines, or a process has no file left."""
+    last = min(deadline, time.monotonic() + _TRYING_S)
+    while True:
+        connection: socket.socket | None = None
+        try:
+            left = max(1e-3, deadline - time.monotonic())
+            connection = socket.create_connection((address.host, address.port), timeout=left)
+            return connection, _exactly(connection, len(_MAGIC) + _NONCE, deadline)
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, TimeoutError) or not isinstance(error, OSError) or time.monotonic() >= last:
+                raise
+        time.sleep(_PAUSE_S)
 
 
 def _exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
@@ -578,8 +623,12 @@ class Service:
         with contextlib.suppress(LineLost):  # closed
             while True:
                 line = self._listener.accept(None)
-                with self._lock:
-                    self._lines[line] = self._start(self._serve, line)
+                try:
+                    with self._lock:
+                        self._lines[line] = self._start(self._serve, line)
+                except RuntimeError:  # no thread can be started now: whoever asks may open another line
+                    line.close()
+                    time.sleep(_PAUSE_S)
 
     def _serve(self, line: Line) -> None:
         # A lost line is the end of this thread alone: whoever opened it may open another.

@@ -349,7 +349,7 @@ class LocalRequest(Request):
 
 def late(requests: Sequence[LocalRequest], timeout: float) -> WorkerError:
     """Kill the workers that did not answer; returns an error about the first of them."""
-    # All write their stacks at the same time, so that the pause is paid once.
+    # All write their stacks at the same time, so that there is one pause.
     missing = {request.worker: request.method for request in reversed(requests)}
     for worker in missing:
         worker.ask_for_stacks()

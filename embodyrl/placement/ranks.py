@@ -27,6 +27,7 @@ from embodyrl.placement.plan import THIS_MACHINE, Inventory, largest_divisor
 from embodyrl.placement.process import EXIT_S, Process, end_of, spawn
 from embodyrl.placement.signals import STOPPED_CODES
 from embodyrl.placement.topology import visible_names
+from embodyrl.screen import counted
 
 MEETING_FILE = ".ranks"
 """File of the run directory through which ranks of one machine find each other."""
@@ -214,8 +215,8 @@ def use_own_gpu(place: RankInfo, device: Device, machine: Inventory) -> None:
         return
     if len(names) < place.local_size:
         raise RanksError(
-            f"{place.local_size} ranks on this machine, but {len(names)} GPU(s): start as many ranks as there are "
-            "GPUs, or set engine.device=cpu"
+            f"{place.local_size} ranks on this machine, but {counted(len(names), 'GPU')}: start as many ranks as there "
+            "are GPUs, or set engine.device=cpu"
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = names[place.local_rank]
 
@@ -243,7 +244,7 @@ def refuse_too_few(config: Config, ranks: int, gpus: int) -> None:
     spare = gpus - ranks
     fewer = f"placement.rollout.workers={spare}" if spare else "placement.rollout.workers=0"
     raise RanksError(
-        f"{ranks} rank{'s' * (ranks > 1)} and {workers} rollout worker{'s' * (workers > 1)} need {wanted} GPUs, but "
+        f"{counted(ranks, 'rank')} and {counted(workers, 'rollout worker')} need {wanted} GPUs, but "
         f"there {'is' if gpus == 1 else 'are'} {gpus}: set placement.rollout.share_gpus=true, {fewer}, or "
         "engine.device=cpu"
     )
@@ -262,9 +263,9 @@ def idle_gpus(config: Config, gpus: int, environ: Mapping[str, str] = os.environ
     used, workers = gpus_wanted(config, ranks), config.placement.rollout.workers
     if config.engine.device is Device.cpu or used >= gpus:
         return None
-    processes = f"{ranks} rank{'s' * (ranks > 1)}"
+    processes = counted(ranks, "rank")
     if workers:
-        processes += f" and {workers} rollout worker{'s' * (workers > 1)}"
+        processes += f" and {counted(workers, 'rollout worker')}"
     idle = f"{gpus - used} of them would stay idle, because the run has {processes}"
     if workers:
         return idle, "set engine.parallel.world_size or placement.rollout.workers to more"

@@ -230,7 +230,7 @@ def bind(cpus: Sequence[int], memory_node: int | None) -> None:
         if memory_node is not None:
             prefer_memory(memory_node)
     except OSError as error:
-        print(f"warning: NUMA binding failed, going on without: {error}", file=sys.stderr)
+        print(f"warning: NUMA binding failed, continuing without: {error}", file=sys.stderr)
 
 
 def prefer_memory(node: int) -> None:

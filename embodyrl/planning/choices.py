@@ -9,11 +9,10 @@ from typing import Any
 
 from embodyrl.config.build import with_values
 from embodyrl.config.issues import KeyPath, dotted
-from embodyrl.config.schema import Config, ModelConfig, ParallelBackend
+from embodyrl.config.schema import AUTO, Config, ModelConfig, ParallelBackend
 from embodyrl.models.saved import LARGE
 from embodyrl.registry import SupportedModel
 
-AUTO = "auto"
 BACKEND: KeyPath = ("engine", "parallel", "backend")
 CHECKPOINTING: KeyPath = ("engine", "gradient_checkpointing")
 FILLED = 0.9

@@ -248,7 +248,7 @@ class DryRun:
         """Sample chunks of actions; return the peak of bytes alive."""
         live = self._counter()
         with torch.no_grad(), live, computing_in(self._dtype, CPU):
-            self.decision = self._policy.act(self._inputs, "eval")
+            self.decision = self._policy.act(self._inputs, "eval", None)
         return _bytes(self._inputs) + live.peak
 
     def score(self) -> None:

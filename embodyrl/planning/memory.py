@@ -6,7 +6,7 @@ All sizes are bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 FLOAT32 = 4
@@ -91,6 +91,9 @@ class Learning:
     """Whether the reference policy is offloaded except while it scores."""
     ranks: int = 1
     """Number of ranks. Samples, envs and memory are those of one rank."""
+    graphs: Sequence[int] = ()
+    """CUDA graphs of decisions at a time, each by the samples that it decides for. It holds their memory in a pool of
+    its own, which nothing else uses."""
     shards: int = 1
     """Number of ranks over which weights, gradients and optimiser state are sharded; 1: each has all of them."""
 
@@ -134,7 +137,7 @@ def kept_away(weights: Weights, settings: Learning) -> int:
 
 def copied_to_save(weights: Weights, settings: Learning) -> int:
     """Return the bytes of what learned and its optimiser state, which the first rank copies whole into main memory if
-    the run goes on while it saves."""
+    the run continues while it saves."""
     return weights.gradient_bytes + settings.shards * optimizer_bytes(weights, settings)
 
 
@@ -151,7 +154,7 @@ def rollout_need(weights: Weights, traced: Lines, cache: int, settings: Learning
         parts={
             **waiting_need(weights, settings).parts,
             "weights of other ranks": _gathered(weights, settings, weights.weight_bytes),
-            **_deciding(traced, cache, settings.deciding_samples),
+            **_deciding(traced, cache, settings),
         }
     )
 
@@ -169,12 +172,17 @@ def waiting_need(weights: Weights, settings: Learning) -> Need:
 
 def acting_need(weights: Weights, traced: Lines, cache: int, settings: Learning) -> Need:
     """Return the memory of a rollout worker, which has all weights and does not learn; see `rollout_need`."""
-    return Need(parts={"weights": weights.weight_bytes, **_deciding(traced, cache, settings.deciding_samples)})
+    return Need(parts={"weights": weights.weight_bytes, **_deciding(traced, cache, settings)})
 
 
-def _deciding(traced: Lines, cache: int, slots: int) -> dict[str, int]:
-    """Return the memory of a decision for a number of envs, beside the weights."""
-    return {"KV cache": cache * slots, "activations": max(traced.deciding.at(slots) - cache * slots, 0)}
+def _deciding(traced: Lines, cache: int, settings: Learning) -> dict[str, int]:
+    """Return the memory of a decision for all envs, beside the weights, and of the graphs of decisions."""
+    slots = settings.deciding_samples
+    return {
+        "KV cache": cache * slots,
+        "activations": max(traced.deciding.at(slots) - cache * slots, 0),
+        "CUDA graphs": sum(map(traced.deciding.at, settings.graphs)),
+    }
 
 
 def train_need(weights: Weights, traced: Lines, settings: Learning, *, batch: int) -> Need:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from embodyrl.config import ConfigError
 from embodyrl.config.build import with_values
 from embodyrl.config.issues import KeyPath, dotted
 from embodyrl.config.rules import action_dim, is_supervised, state_dim, task_descriptions
-from embodyrl.config.schema import Config, Observe, Offload, OldLogprobs, Precision, RolloutMode, Schedule
+from embodyrl.config.schema import AUTO, Config, Observe, Offload, OldLogprobs, Precision, RolloutMode, Schedule
 from embodyrl.engine.large import LARGE_ROW, LEARNED_FROM
 from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.errors import UserError
@@ -34,7 +34,7 @@ from embodyrl.models.flow.config import FlowSizes, SteeringConfig
 from embodyrl.models.saved import LARGE, weight_type
 from embodyrl.models.vla.config import WeightType
 from embodyrl.placement.ranks import blocks_of, shards_of
-from embodyrl.planning.choices import AUTO, Choice, Fit, candidates, choose_memory, is_large
+from embodyrl.planning.choices import Choice, Fit, candidates, choose_memory, is_large
 from embodyrl.planning.memory import (
     Learning,
     Need,
@@ -250,10 +250,10 @@ class Planner:
         return with_values(config, {DTYPE: held}), [Choice(setting=dotted(DTYPE), value=held, why=why)]
 
     def _fit(self, config: Config) -> Fit:
-        """Return how full the fullest place would be."""
+        """Return how full the fullest place would be. CUDA graphs do not count, since a run can do without them."""
+        needs = self._needs_of(config, self._look(config), learning_of(config, self._ranks_here(config)))
         fits = [
-            Fit(need=max(need.total for need in at.values()), limit=self.limits[place])
-            for place, at in self._needs(config).items()
+            Fit(need=max(need.total for need in at.values()), limit=self.limits[place]) for place, at in needs.items()
         ]
         return max(fits, key=lambda fit: 0.0 if fit.limit is None else fit.need / fit.limit)
 
@@ -267,7 +267,7 @@ class Planner:
         engine = config.engine
         if engine.precision is Precision.auto:
             kind = str(look.traced.precision).removeprefix("torch.")
-            why = "few bits do not pay here"
+            why = "fewer bits are not faster here"
             if kind == Precision.bfloat16:
                 why = "as the weights" if getattr(config.model, "dtype", None) == kind else "a model of layers on a GPU"
             yield Choice(setting="engine.precision", value=kind, why=why)
@@ -276,10 +276,12 @@ class Planner:
             why = f"{cores} cores" + (f", {here} ranks" if here > 1 else "") if weights >= LARGE else "a small model"
             yield Choice(setting="engine.threads", value=threads_for(weights, cores, here), why=why)
         if self._cuda and engine.cuda_graphs:
-            sharded = learning_of(config, self._ranks_here(config)).sharded
+            settings = learning_of(config, self._ranks_here(config))
             why = "decisions need nothing from the host" if look.recordable else "decisions wait for the host"
-            value = look.recordable and not sharded
-            yield Choice(setting="engine.cuda_graphs", value=value, why="weights are sharded" if sharded else why)
+            value, why = look.recordable and not settings.sharded, "weights are sharded" if settings.sharded else why
+            if value and self._with_graphs(config, look, settings) is None:
+                value, why = False, f"there is no room for {len(graphs_of(config))} of them"
+            yield Choice(setting="engine.cuda_graphs", value=value, why=why)
 
     def needs(self, config: Config) -> dict[str, dict[str, Need]]:
         """Return the memory of each place (gpu, host) in each phase."""
@@ -287,6 +289,20 @@ class Planner:
 
     def _needs(self, config: Config) -> dict[str, dict[str, Need]]:
         look, settings = self._look(config), learning_of(config, self._ranks_here(config))
+        return self._with_graphs(config, look, settings) or self._needs_of(config, look, settings)
+
+    def _with_graphs(self, config: Config, look: Look, settings: Learning) -> dict[str, dict[str, Need]] | None:
+        """Return the memory with CUDA graphs of decisions. None if there are none: a run that has no room for them goes
+        on without."""
+        if not (self._cuda and config.engine.cuda_graphs and look.recordable) or settings.sharded:
+            return None
+        needs = self._needs_of(config, look, replace(settings, graphs=graphs_of(config)))
+        limit, without = self.limits["gpu"], self._needs_of(config, look, settings)
+        grown = [need.total for phase, need in needs["gpu"].items() if need.total > without["gpu"][phase].total]
+        return None if limit is not None and any(total > limit for total in grown) else needs
+
+    def _needs_of(self, config: Config, look: Look, settings: Learning) -> dict[str, dict[str, Need]]:
+        """Return the memory of each place in each phase, for settings of the engine and the algorithm."""
         weights, lines = look.traced.weights, look.traced.lines
         buffer, on_device = self._buffer(config, look.traced)
         simulators = 0 if self._simulators is None else self._simulators.bytes_of(self._workers)
@@ -551,7 +567,7 @@ def assumed_spec(config: Config) -> SimulatorSpec:
         tasks=dict.fromkeys(env.tasks, " ".join(["word"] * WORDS)) | task_descriptions(config),
         actions=(entries,),
         proprio_dim=state_dim(config) or PROPRIO_DIM,
-        max_episode_steps=env.max_episode_steps,
+        max_episode_steps=env.known_time_limit or 1,
         control_frequency=1.0,
         cameras=tuple(env.cameras),
         image_size=(env.image_size[0], env.image_size[1]) if env.cameras else (0, 0),
@@ -575,6 +591,17 @@ def learning_of(config: Config, ranks_here: int) -> Learning:
         ranks=batches.ranks,
         shards=shards_of(engine.parallel.backend, batches.ranks, ranks_here),
     )
+
+
+def graphs_of(config: Config) -> list[int]:
+    """Return the envs that each CUDA graph decides for, of the most that are held at a time: in a rollout one for each
+    group of envs, and where envs drop out, as at the end of every evaluation, one for each number of them."""
+    from embodyrl.engine.graphs import MOST
+
+    batches = batches_of(config)
+    size, processes = batches.slots_decided_at_once, batches.rollout_workers or batches.ranks
+    groups = math.ceil(math.ceil(config.env.num_envs / processes) / size)
+    return [*([size] * groups), *range(size - 1, 0, -1)][:MOST]
 
 
 def _steering(config: Config) -> SteeringConfig | None:

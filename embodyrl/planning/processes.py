@@ -139,7 +139,7 @@ def _memory(config: Config) -> dict[str, Any]:
         tasks={},
         actions=(),
         proprio_dim=0,
-        max_episode_steps=env.max_episode_steps,
+        max_episode_steps=env.known_time_limit or 1,
         control_frequency=1.0,
         cameras=tuple(env.cameras),
         image_size=(env.image_size[0], env.image_size[1]) if env.cameras else (0, 0),

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from embodyrl.planning.choices import Choice
+from embodyrl.screen import counted
 
 MIB_PER_GB = 1e9 / 2**20
 LARGE_MIB = 4000
@@ -101,9 +102,10 @@ def model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     learning = plan["learning"]
     yield (
         "learning",
-        f"{learning['decisions_per_iteration']} chunks per iteration, {learning['optimizer_steps_per_iteration']} "
-        f"optimiser steps of {learning['minibatch']}, {learning['micro_batch']} at once; acts for up to "
-        f"{learning['slots_decided_at_once']} envs at once{_on_processes(learning)}",
+        f"{counted(learning['decisions_per_iteration'], 'chunk')} per iteration, "
+        f"{counted(learning['optimizer_steps_per_iteration'], 'optimiser step')} of {learning['minibatch']}, "
+        f"{learning['micro_batch']} at once; acts for up to {counted(learning['slots_decided_at_once'], 'env')} at once"
+        f"{_on_processes(learning)}",
     )
     if plan["traffic"]:
         said = ", ".join(f"{size:.0f} MiB of {what}" for what, size in plan["traffic"].items())
@@ -116,7 +118,7 @@ def model_rows(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
         title = "" if plan["traffic"] or plan["rollout_traffic"] else "traffic"
         yield title, f"simulators send observations of {_size(plan['simulator_traffic'])} per iteration"
     if (lag := plan["lag"]) is not None:
-        longer = f"{lag} iteration{'s' * (lag != 1)} ahead: an iteration takes the longer of rollout and learning"
+        longer = f"{counted(lag, 'iteration')} ahead: an iteration takes the longer of rollout and learning"
         yield "lag", f"async, rollouts are {longer}" if lag else "async, but no rollout is ahead of learning"
     each, shared = plan["simulators_per_worker"], plan["simulators_shared"]
     said = "unknown until one is started (--start)"

@@ -27,14 +27,15 @@ INITIAL_STD = 0.02
 
 
 class Assuming(TorchFunctionMode):
-    """Evaluates conditions on tensors without data as false, and copies of them to the CPU as zeros."""
+    """Evaluates conditions on tensors without data as false, and copies of them to the CPU and numbers as zeros."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """See `TorchFunctionMode`."""
-        if function is torch.Tensor.__bool__ and (args[0].is_meta or type(args[0]).__name__ == "FakeTensor"):
-            return False
+        numbers: dict[Any, Any] = {torch.Tensor.__bool__: False, torch.Tensor.__int__: 0}
+        if function in numbers and (args[0].is_meta or type(args[0]).__name__ == "FakeTensor"):
+            return numbers[function]
         if function is torch.Tensor.cpu and args[0].is_meta:
             return torch.zeros(args[0].shape, dtype=args[0].dtype)
         return function(*args, **(kwargs or {}))

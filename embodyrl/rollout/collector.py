@@ -174,7 +174,7 @@ class Collector:
 
     @property
     def in_progress(self) -> bool:
-        """True while episodes go on in the simulators between rollouts."""
+        """True while episodes continue in the simulators between rollouts."""
         return bool(self._held)
 
     def collect(self, zeros: Zeros = np.zeros, mode: Mode = "train") -> Rollout:
@@ -276,8 +276,8 @@ class Collector:
         ]
 
     def _receive(self, collected: _Progress) -> tuple[NDArray[np.int64], Observation] | None:
-        """Wait for chunks and record their results; returns the slots that go on and their observations, or None if no
-        chunk was under way."""
+        """Wait for chunks and record their results; returns the slots that continue and their observations, or None if
+        no chunk was under way."""
         with self.clock.measure(Phase.simulate):
             received = self._scheduler.receive()
         if received is None:
@@ -385,7 +385,7 @@ class Collector:
     def _next_values(self, columns: dict[str, Tensor], collected: _Progress) -> Tensor:
         """Critic's values `[K, B]` of the observations that followed each chunk, before any reset; 0 after a
         termination."""
-        # Mostly the value of the next row, for which the rollout has paid already.
+        # Mostly the value of the next row, which the rollout has computed already.
         following = torch.zeros_like(columns["values"])
         following[:-1] = columns["values"][1:]
         following[columns["terminated"]] = 0.0

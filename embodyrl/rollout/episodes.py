@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,6 +14,7 @@ from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import StepResult
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.seeding import derive_seed
+from embodyrl.tracking.intervals import outcomes
 
 
 class EpisodeSource:
@@ -75,14 +76,69 @@ class FinishedEpisode:
     total_reward: float
     length: int
     """Control steps."""
-    success: bool
-    """The success condition held at least once."""
-    success_at_end: bool = False
-    """The success condition held after the last control step."""
+    success: bool | None
+    """The success condition held at least once; None: the simulator never said."""
+    success_at_end: bool | None = False
+    """The success condition held after the last control step; None: the simulator never said."""
+    success_at_once: bool = False
+    """The success condition held after the first control step, before a policy could have done much."""
     row: int = 0
     """Row of the rollout's batch in which it ended."""
     number: int = 0
     """Number of the episode in an evaluation, from 0."""
+
+
+NEWEST = 100
+"""Training episodes that means over the newest are of."""
+
+
+def newest_means(newest: Mapping[str, list[Any]], finished: Sequence[FinishedEpisode]) -> dict[str, float]:
+    """Return mean return and success of the newest episodes of a run as metrics; none before the first has ended.
+
+    Args:
+        newest: of earlier iterations, see `newest_with`.
+        finished: those that ended in this iteration; if they are more than `NEWEST`, the means are over all of them.
+    """
+    episodes = _joined(newest, finished, max(NEWEST, len(finished)))
+    if not episodes["returns"]:
+        return {}
+    means = {"env/return_recent": float(np.mean(episodes["returns"]))}
+    solved = outcomes(episodes["successes"])
+    return means | ({"env/success_recent": sum(solved) / len(solved)} if solved else {})
+
+
+def newest_with(newest: Mapping[str, list[Any]], finished: Sequence[FinishedEpisode]) -> dict[str, list[Any]]:
+    """Return the `returns` and `successes` of the newest episodes, once these have ended, too."""
+    return _joined(newest, finished, NEWEST)
+
+
+def _joined(newest: Mapping[str, list[Any]], finished: Sequence[FinishedEpisode], most: int) -> dict[str, list[Any]]:
+    returns = [*newest.get("returns", ()), *(each.total_reward for each in finished)]
+    successes = [*newest.get("successes", ()), *(each.success for each in finished)]
+    return {"returns": returns[-most:], "successes": successes[-most:]}
+
+
+def success_rate(episodes: Sequence[FinishedEpisode]) -> float | None:
+    """Return the share of episodes that were solved, 0 .. 1; None if the simulator said of none whether it was."""
+    solved = outcomes(each.success for each in episodes)
+    return sum(solved) / len(solved) if solved else None
+
+
+EARLY_SUCCESS = "early_success"
+"""Kind of the warning with a `success_doubt`."""
+
+
+def success_doubt(episodes: Sequence[FinishedEpisode]) -> str | None:
+    """Return what makes the success of these episodes doubtful: in most of them it held after the first action; None
+    without such a doubt."""
+    early = sum(each.success_at_once for each in episodes)
+    if 2 * early <= len(episodes):
+        return None
+    return (
+        f"success held after the first action already in {early} of {len(episodes)} episodes: if it holds at reset, it "
+        "says nothing about the policy. Check what the simulator reports as success, or choose other tasks or "
+        "start states"
+    )
 
 
 class EpisodeTracker:
@@ -92,12 +148,14 @@ class EpisodeTracker:
         self._returns = np.zeros(num_envs, np.float64)
         self._lengths = np.zeros(num_envs, np.int64)
         self._success = np.zeros(num_envs, np.bool_)
+        self._known = np.zeros(num_envs, np.bool_)
+        self._at_once = np.zeros(num_envs, np.bool_)
 
     def begin(self, slots: Sequence[int] | NDArray[np.int64]) -> None:
         """Start new episodes in these slots."""
         self._returns[slots] = 0.0
         self._lengths[slots] = 0
-        self._success[slots] = False
+        self._success[slots] = self._known[slots] = self._at_once[slots] = False
 
     def progress(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the control steps of the episodes in these slots so far, and whether they have been solved."""
@@ -107,21 +165,25 @@ class EpisodeTracker:
         """Add the results of a chunk; returns the episodes that ended in it, in the order of `slots`, without those
         that were lost."""
         self._returns[slots] += result.rewards.sum(1, dtype=np.float64)
+        self._at_once[slots] |= (self._lengths[slots] == 0) & result.success[:, 0]
         self._lengths[slots] += result.steps
         self._success[slots] |= result.success.any(1)
-        finished = [
-            FinishedEpisode(
-                slot=int(slots[row]),
-                total_reward=float(self._returns[slots[row]]),
-                length=int(self._lengths[slots[row]]),
-                success=bool(self._success[slots[row]]),
-                success_at_end=bool(result.success[row, result.steps[row] - 1]),
-            )
-            for row in np.flatnonzero(result.ended)
-        ]
+        self._known[slots] |= True if result.success_known is None else result.success_known
+        finished = [self._finished(int(slots[row]), result, row) for row in np.flatnonzero(result.ended).tolist()]
         if finished or result.lost.any():
             self.begin(slots[result.ended | result.lost])
         return finished
+
+    def _finished(self, slot: int, result: StepResult, row: int) -> FinishedEpisode:
+        known = bool(self._known[slot])
+        return FinishedEpisode(
+            slot=slot,
+            total_reward=float(self._returns[slot]),
+            length=int(self._lengths[slot]),
+            success=bool(self._success[slot]) if known else None,
+            success_at_end=bool(result.success[row, result.steps[row] - 1]) if known else None,
+            success_at_once=bool(self._at_once[slot]),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the totals of the episodes in progress."""
@@ -129,6 +191,8 @@ class EpisodeTracker:
             "returns": self._returns.tolist(),
             "lengths": self._lengths.tolist(),
             "success": self._success.tolist(),
+            "success_known": self._known.tolist(),
+            "success_at_once": self._at_once.tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -136,6 +200,9 @@ class EpisodeTracker:
         self._returns[:] = state["returns"]
         self._lengths[:] = state["lengths"]
         self._success[:] = state["success"]
+        # Checkpoints of earlier versions have neither: success was always said.
+        self._known[:] = state.get("success_known", True)
+        self._at_once[:] = state.get("success_at_once", False)
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from embodyrl.algorithms.off_policy_options import InterveneConfig, Labelled
 from embodyrl.algorithms.off_policy_sizes import intervene_of
 from embodyrl.config.schema import Config
-from embodyrl.data.experts import Demonstrator, Remembering, scripted_expert
+from embodyrl.data.experts import Demonstrator, Remembering, actions_by, scripted_expert
 from embodyrl.envs import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.errors import RunError
 from embodyrl.seeding import derive_seed
@@ -125,7 +125,7 @@ class Interventions:
 
     def _wanted(self, slots: NDArray[np.int64], observation: Observation) -> NDArray[np.float32]:
         """Return the expert's actions `[B, D]`, within the simulator's range."""
-        wanted = self._expert.act(slots, observation)
+        wanted = actions_by(self._expert, slots, observation, self._spec.action_dim)
         if not np.isfinite(wanted).all():
             slot = int(slots[np.flatnonzero(~np.isfinite(wanted).all(1))[0]])
             raise ExpertError(

@@ -36,7 +36,7 @@ def judge_of(config: Config, num_envs: int, device: torch.device) -> Judge | Non
 
 
 class Judge:
-    """Looks at what follows each chunk. An episode is judged solved once.
+    """Judges the observation after each chunk. An episode is judged solved once.
 
     Args:
         classifier: says how likely it is that the task is solved.

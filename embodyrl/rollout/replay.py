@@ -38,6 +38,7 @@ from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import Rollout
 from embodyrl.rollout.interventions import Source
 from embodyrl.seeding import derive_seed
+from embodyrl.tracking.intervals import outcomes
 
 if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
     from embodyrl.data.transitions import Transitions
@@ -172,7 +173,7 @@ class Replay:
         self._saved = np.zeros(slots, np.int64)
         """The same when the state was last taken."""
         self._awaits = np.full(slots, -1, np.int64)
-        """Episode that goes on at the newest moment of each slot, which has no decision yet; -1: none."""
+        """Episode that continues at the newest moment of each slot, which has no decision yet; -1: none."""
         self._episodes = np.full(slots, -1, np.int64)
         """Episode of each slot's newest decision."""
         self._solved = np.zeros(slots, np.bool_)
@@ -184,17 +185,20 @@ class Replay:
         self._next_segment = 0
         self.added = 0
         """Decisions that were ever added."""
-        self._start_after = start_after
+        self.start_after = start_after
+        """Decisions from which on the policy acts and learns."""
         self._newest = 0
         """Decisions of the newest rollout."""
         self._asking = 0
         """Decisions added since there are enough, which ask for steps."""
         self._taken = 0
         """Steps that were made for them."""
-        self._outcomes: deque[bool] = deque(maxlen=NEWEST)
-        """Success of the newest episodes."""
+        self._outcomes: deque[bool | None] = deque(maxlen=NEWEST)
+        """Success of the newest episodes, which tells whether it is known at all."""
         self.ended = {"episodes": 0, "successes": 0}
         """Episodes that have ended, and those of them that were solved."""
+        self.is_refilled = False
+        """Whether the run continues without the decisions that it had: its policy then acts until there are enough."""
 
     def _room(self, shape: tuple[int, ...], dtype: type[np.generic], folder: Path | None) -> NDArray[Any]:
         """Return zeros, in memory or in an unnamed file."""
@@ -213,7 +217,7 @@ class Replay:
     @property
     def has_begun(self) -> bool:
         """Whether there are enough decisions to act and learn by."""
-        return self.added >= self._start_after
+        return self.added >= self.start_after
 
     @property
     def is_new(self) -> bool:
@@ -226,16 +230,19 @@ class Replay:
         place = "in the run's folder" if self._files else "in memory"
         return (
             f"room for {self._decided.size:,} chunks, {size:,.1f} MiB {place}; learning begins after "
-            f"{self._start_after:,}"
+            f"{self.start_after:,}"
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return what is in the replay, and the success of the newest episodes."""
-        recent = {"env/success_recent": sum(self._outcomes) / len(self._outcomes)} if self._outcomes else {}
-        ended = {f"replay/{name}": float(number) for name, number in self.ended.items()}
+        """Return what is in the replay, and what has come of its episodes."""
+        solved = outcomes(self._outcomes)
+        # Where no success is known, none is no number.
+        ended = {
+            f"replay/{name}": float(number) for name, number in self.ended.items() if name != "successes" or solved
+        }
         here = {"replay/decisions": float(len(self)), "replay/fill": len(self) / self._decided.size}
         taught = {"replay/interventions": float(len(self._interventions()))} if SOURCE in self.fields else {}
-        return here | taught | ended | recent
+        return here | taught | ended
 
     def take_owed(self, updates_per_step: float) -> int:
         """Return the whole steps that are owed for the decisions of the newest rollout, and what was left before; none
@@ -264,6 +271,14 @@ class Replay:
         here = self._decided[self.own.start : self.own.stop]
         return torch.from_numpy(self._columns[name][here])
 
+    def own_of(self, batch: TrajectoryBatch, name: str) -> Tensor | None:
+        """Return an observed column of the valid decisions of a rollout in this rank's slots, `[M, ...]`; None if there
+        is none."""
+        if name not in self._columns:
+            return None
+        own = slice(self.own.start, self.own.stop)
+        return _column(batch, name)[:, own][batch["valid"][:, own]]
+
     # ---- adding
 
     def add(self, rollout: Rollout) -> None:
@@ -278,12 +293,12 @@ class Replay:
         self.added += self._newest
         self._outcomes.extend(episode.success for episode in rollout.finished)
         self.ended["episodes"] += len(rollout.finished)
-        self.ended["successes"] += sum(episode.success for episode in rollout.finished)
+        self.ended["successes"] += sum(bool(episode.success) for episode in rollout.finished)
         for row in range(batch.size[0]):
             slots = np.flatnonzero(valid[row])
             entry = {name: column[row, slots] for name, column in columns.items()}
             self._begin(slots, entry["episode"])
-            # Solved once is solved: a reward for success is paid for the first time alone.
+            # Solved once is solved: a reward for success comes at the first time alone.
             entry["success"] = _first(entry["success"] & executed[row, slots]) & ~self._solved[slots, None]
             self._solved[slots] |= entry["success"].any(1)
             self._write(slots, entry, decided=entry["counts"])
@@ -435,6 +450,7 @@ class Replay:
                 "taken": self._taken,
                 "outcomes": list(self._outcomes),
                 "ended": dict(self.ended),
+                "is_refilled": self.is_refilled,
                 "segments": [each.name for each in self._segments],
                 "segment_ends": [each.ends for each in self._segments],
             },
@@ -469,6 +485,7 @@ class Replay:
         self._asking, self._taken = counters["asking"], counters["taken"]
         self._outcomes.extend(counters["outcomes"])
         self.ended = dict(counters["ended"])
+        self.is_refilled = bool(counters.get("is_refilled", False))  # earlier versions had no such replay
         self._generator.set_state(state.generator)
         for name in counters["segments"]:  # the oldest first: what was written twice, was written last
             self._read(folder / Path(name).name)

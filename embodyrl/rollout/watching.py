@@ -18,7 +18,7 @@ from embodyrl.envs.manager.memory import Slots
 from embodyrl.envs.states import MAGIC, StateError, unpack
 
 WATCHED_STEPS = 20
-"""Control steps of an episode that are watched: enough for the hand to get somewhere and to touch things, few enough
+"""Control steps of an episode that are watched: enough for the end effector to touch things, few enough
 for rounding to stay small in physics without contacts."""
 
 

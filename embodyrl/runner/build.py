@@ -24,12 +24,13 @@ from embodyrl.files import write_whole
 from embodyrl.models.saved import from_own_folder, read_steering, stands_alone, stored_type, weight_type, with_kept
 from embodyrl.models.vla.config import WeightType
 from embodyrl.pipelines.pipeline import build_pipeline
+from embodyrl.placement.cuda import set_up_cuda
 from embodyrl.placement.line import Address
 from embodyrl.placement.plan import inventory, policy_gpu
 from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, blocks_of, own_blocks, own_share
 from embodyrl.registry import ALGORITHMS, LOSSES, SINKS
 from embodyrl.rollout.interventions import expert_of, shown_to_policy
-from embodyrl.runner.checkpoint import POLICY, TRAINER
+from embodyrl.runner.checkpoint import POLICY, TRAINER, Found
 from embodyrl.runner.rundir import WORKER_LOGS, RunDir
 from embodyrl.runner.stopping import end_program
 from embodyrl.screen import say
@@ -77,7 +78,7 @@ def open_runner(
     directory: RunDir,
     *,
     started: float,
-    checkpoint: Path | None = None,
+    checkpoint: Found | None = None,
     place: RankInfo = SINGLE_RANK,
     ranks: Ranks | None = None,
     simulators: Address | None = None,
@@ -90,7 +91,7 @@ def open_runner(
         loaded: the config.
         directory: of the run.
         started: `time.monotonic()` when the program began.
-        checkpoint: verified checkpoint folder to continue from, or None.
+        checkpoint: verified checkpoint to continue from, or None.
         place: this rank and their number; only the first writes.
         ranks: of the run, if there are several.
         simulators: those of this rank on another machine; None: it starts them itself.
@@ -99,7 +100,7 @@ def open_runner(
     """
     with ExitStack() as stack:
         config = loaded.config
-        weights = None if checkpoint is None else checkpoint / POLICY
+        weights = None if checkpoint is None else checkpoint.place / POLICY
         engine, rollouts = stack.enter_context(
             disaggregated(loaded, directory, weights, place, ranks, start_workers)
             if config.placement.rollout.workers
@@ -109,7 +110,9 @@ def open_runner(
         from embodyrl.runner.runner import Runner
         from embodyrl.runner.state import Progress, TrainerState
 
-        state = None if checkpoint is None else TrainerState.load(checkpoint / TRAINER)
+        saved = None if checkpoint is None else checkpoint.place / TRAINER
+        with_replay = checkpoint is None or checkpoint.with_replay
+        state = None if saved is None else TrainerState.load(saved, with_replay=with_replay)
         progress = Progress() if state is None else Progress.of(state)
         demonstrations = None if config.data.path is None else open_demonstrations(config, rollouts, engine)
         transitions = None if demonstrations is None else open_transitions(config, demonstrations, rollouts)
@@ -137,8 +140,8 @@ def open_runner(
             runner.message(f"replay: {runner.replay.describe()}")
         if transitions is not None:
             runner.message(f"demonstrations: {transitions.describe()}")
-        if checkpoint is not None and state is not None:
-            runner.restore(state, checkpoint / TRAINER)
+        if saved is not None and state is not None:
+            runner.restore(state, saved, with_replay=with_replay)
         yield runner
 
 
@@ -259,17 +262,23 @@ def _start_simulators(loaded: LoadedConfig, log_dir: Path | None, place: RankInf
 
 @contextmanager
 def settings_of_torch_kept() -> Iterator[None]:
-    """Restore at the end of a block what an engine sets in torch for the whole process: threads and determinism."""
+    """Restore at the end of a block what an engine sets in torch for the whole process: threads, determinism, and the
+    precision of convolutions."""
     import torch
 
+    from embodyrl.engine.compute import convolves_in_tf32
+
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    cudnn = torch.backends.cudnn
+    before = {name: getattr(cudnn, name) for name in ("deterministic", "benchmark")}
+    before["allow_tf32"] = convolves_in_tf32()
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+        for name, value in before.items():
+            setattr(cudnn, name, value)
 
 
 def worker_logs(run_dir: Path, place: RankInfo) -> Path:
@@ -321,8 +330,9 @@ def build_engine(
     from embodyrl.engine.parallel import SINGLE_PROCESS
     from embodyrl.models import build_policy
 
+    set_up_cuda()  # before the policy computes anything
     model = config.model if weights is None else with_kept(config.model, weights)
-    model = _with_weight_type(model, config.engine, weights)
+    model = with_weight_type(model, config.engine, weights)
     if weights is not None and stands_alone(weights) and config.algorithm.kl_coef == 0.0:
         model, weights = from_own_folder(model, weights), None
     steering = config.algorithm.off_policy.steering if isinstance(config.algorithm, DSRLConfig) else None
@@ -345,7 +355,7 @@ def build_engine(
     )
 
 
-def _with_weight_type(model: ModelConfig, engine: EngineConfig, weights: Path | None) -> ModelConfig:
+def with_weight_type(model: ModelConfig, engine: EngineConfig, weights: Path | None) -> ModelConfig:
     """Return the model's options with the type that its weights are held in, if it has such an option."""
     from embodyrl.engine.compute import choose_device, has_bfloat16
 
@@ -354,7 +364,7 @@ def _with_weight_type(model: ModelConfig, engine: EngineConfig, weights: Path | 
         return model
     steered = weights is not None and read_steering(weights) is not None
     if weights is not None and stands_alone(weights) and not steered and engine.precision is not Precision.float32:
-        held = stored_type(weights)  # a run goes on in the type that it was saved in, to which its optimiser belongs
+        held = stored_type(weights)  # a run continues in the type that it was saved in, to which its optimiser belongs
     else:
         # Files of a policy that is steered stay as they were when the run began, and so does what follows from them.
         model = from_own_folder(model, weights) if weights is not None and steered else model
@@ -396,9 +406,9 @@ def open_demonstrations(config: Config, manager: Offers, engine: HybridEngine) -
     """
     from embodyrl.data.batches import Demonstrations
     from embodyrl.data.check import check_fit
-    from embodyrl.data.reader import Dataset
+    from embodyrl.data.reader import open_dataset
 
-    dataset = Dataset(Path(str(config.data.path)))
+    dataset = open_dataset(config)
     check_fit(dataset.folder, dataset.spec, manager.spec, engine.policy.spec.proprio_dim)
     return Demonstrations(
         dataset,

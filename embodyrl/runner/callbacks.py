@@ -149,7 +149,7 @@ def _check_answer(callback: object, name: str, answer: object) -> None:
     if answer is not None and not isinstance(answer, bool):
         raise CallbackError(
             f"{type(callback).__name__}.{name} returned {answer!r:.60}: return False to stop the run, and True or "
-            "nothing to go on"
+            "nothing to continue"
         )
 
 
@@ -260,7 +260,7 @@ def idleness_of(metrics: Mapping[str, float], config: Config) -> Idleness | None
     if "train/skipped_steps" in metrics and metrics.get("train/epochs") != 0:
         return Idleness(
             "none of its optimiser steps was finite, so all were skipped (their minibatches are in not_finite/)",
-            "lower engine.optimizer.learning_rate, or look at the saved minibatches",
+            "lower engine.optimizer.learning_rate, or read the saved minibatches",
         )
     # Imported here: a module that only defines callbacks need not import Hydra, as the rules of options do.
     from embodyrl.algorithms.off_policy_options import ReplayAlgorithmConfig
@@ -279,12 +279,13 @@ def idleness_of(metrics: Mapping[str, float], config: Config) -> Idleness | None
     if not metrics.get("env/episodes", 1.0):
         return Idleness("no episode has ended", "more rollout.num_chunks, or a shorter env.max_episode_steps")
     kept = ""
+    success = f" (success {metrics['env/success_once']:.2f})" if "env/success_once" in metrics else ""
     if "filter/groups_kept" in metrics:
         kept = f" ({metrics['filter/groups_kept']:.0f} of {metrics['filter/groups_collected']:.0f} groups were kept)"
     return Idleness(
-        f"the episodes of each group end alike (success {metrics.get('env/success_once', 0.0):.2f}){kept}",
-        "start from a policy that sometimes succeeds (model.checkpoint), choose easier tasks, or a reward that tells "
-        "episodes apart (algorithm.reward=dense)",
+        f"the episodes of each group end alike{success}{kept}",
+        "start from a policy that sometimes succeeds (model.checkpoint), choose easier tasks, or a reward that "
+        "distinguishes episodes (algorithm.reward=dense)",
     )
 
 

@@ -14,13 +14,14 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from embodyrl.errors import UserError
+from embodyrl.files import entries_in, files_in, is_file, is_inside, replacing
 from embodyrl.screen import say
 from embodyrl.version import __version__
 
@@ -31,8 +32,35 @@ CHECKPOINTS = "checkpoints"
 LAST, BEST = "last", "best"
 """Links to the newest checkpoint, and to the one with the best evaluation."""
 POLICY, TRAINER = "policy", "trainer"
-"""Folders of a checkpoint: weights in the model's public layout, and everything else that a run needs to go on."""
+"""Folders of a checkpoint: weights in the model's public layout, and everything else that a run needs to continue."""
+REPLAY = f"{TRAINER}/replay"
+"""Folder of past decisions."""
+MOST_SHARED = 10
+"""Most checkpoints that have a file in common where all are kept."""
 _NAME = re.compile(r"(\d{6,})(?:-\d+)?")
+
+Needs = Callable[[str], bool]
+"""Whether a file of a checkpoint, given by its path in it, is read. Damage of the others is only reported."""
+
+
+def everything(name: str) -> bool:
+    """Need all files, as a run that continues does."""
+    return True
+
+
+def to_act(name: str) -> bool:
+    """Need config and policy, as whoever only acts does."""
+    return name.partition("/")[0] in ("config.yaml", "origin.json", POLICY)
+
+
+def to_verify(name: str) -> bool:
+    """Need config and policy, and what was recorded of them."""
+    return to_act(name) or name == "lock.safetensors"
+
+
+def all_but_replay(name: str) -> bool:
+    """Need what a run does that continues with an empty replay."""
+    return not name.startswith(f"{REPLAY}/")
 
 
 class CheckpointError(UserError):
@@ -91,7 +119,7 @@ class Manifest:
             )
         raise VersionError(
             f"{place} was saved by an older version, embodyrl {version} (format {number}; this is {__version__}, which "
-            f"reads format {FORMAT}): go on with that version, or start a run from its weights "
+            f"reads format {FORMAT}): continue with that version, or start a run from its weights "
             f"(model.checkpoint={place / POLICY})"
         )
 
@@ -102,13 +130,16 @@ class Found:
 
     place: Path
     warning: str | None = None
-    """Reason why it is not the one that was asked for; None if it is."""
+    """Reason why it is not the one that was asked for, or its damage where nothing is read; None if there is none."""
+    with_replay: bool = True
+    """Whether its past decisions are read by a run that continues from it."""
 
 
-def find(path: Path) -> Found:
+def find(path: Path, needs: Needs = everything) -> Found:
     """Find the checkpoint of `path`, which is a checkpoint's folder or a run directory. Of a run directory it is the
     last, or if that is damaged the newest that is whole. `last` and `best` below a run directory are its links of that
-    name; below a folder of run directories, those of the run that saved last.
+    name; below a folder of run directories, those of the run that saved last. A checkpoint counts as whole if the files
+    that it is needed for are.
 
     Raises:
         CheckpointError: there is none, or a file is missing or altered (each is named).
@@ -120,16 +151,21 @@ def find(path: Path) -> Found:
     is_run = (path / CHECKPOINTS).is_dir() or (path / "config.yaml").is_file()
     place = path.resolve()
     if is_run and not (place / MANIFEST).exists():
-        return _find_in_run(path)
+        return _find_in_run(path, needs)
     if not (place / MANIFEST).is_file():
         raise CheckpointError(
             f"{path} is not a checkpoint (no {MANIFEST}): give a run directory or one of its {CHECKPOINTS}/ folders"
         )
     try:
-        verify(place)
+        unread = _refuse_damage(place, needs)
     except DamageError as error:
         raise DamageError(f"checkpoint {path} is damaged: {error}. Use another one of the run") from error
-    return Found(place=place)
+    return Found(place=place, warning=_warning(str(path), unread))
+
+
+def _warning(name: str, unread: str) -> str | None:
+    """Return the warning about damage to files of a checkpoint that are not read."""
+    return f"warning: {name} is damaged: {unread}. Continuing, because nothing of that is read" if unread else None
 
 
 def _of_newest_run(path: Path) -> Path:
@@ -143,15 +179,15 @@ def _of_newest_run(path: Path) -> Path:
     return newest.parents[1] if name == LAST else newest  # of a run: the newest that is whole
 
 
-def find_and_tell(path: Path) -> Path:
+def find_and_tell(path: Path, needs: Needs = everything) -> Path:
     """Find the checkpoint of `path`, see `find`, and print the warning if there is one."""
-    found = find(path)
+    found = find(path, needs)
     if found.warning is not None:
         say(found.warning)
     return found.place
 
 
-def _find_in_run(run_dir: Path) -> Found:
+def _find_in_run(run_dir: Path, needs: Needs) -> Found:
     """Find the last checkpoint of a run directory, or the newest that is whole."""
     last = run_dir / CHECKPOINTS / LAST
     candidates = [place for _, place in reversed(published(run_dir))]
@@ -167,13 +203,15 @@ def _find_in_run(run_dir: Path) -> Found:
     else:
         faults.append(f"{CHECKPOINTS}/{LAST} leads nowhere")
     for place in map(Path.resolve, candidates):
+        name = f"{CHECKPOINTS}/{place.name}"
         try:
-            verify(place)
+            unread = _refuse_damage(place, needs)
         except DamageError as error:
-            faults.append(f"{CHECKPOINTS}/{place.name} is damaged: {error}")
+            faults.append(f"{name} is damaged: {error}")
             continue
-        warning = f"warning: {'. '.join(faults)}. Taking {place.name} instead, the newest that is whole"
-        return Found(place=place, warning=warning if faults else None)
+        warnings = [f"warning: {'. '.join(faults)}. Taking {place.name} instead, the newest that is whole"]
+        warnings = [*(warnings if faults else []), *filter(None, [_warning(name, unread)])]
+        return Found(place=place, warning="\n".join(warnings) or None)
     raise DamageError(
         f"no checkpoint of {run_dir} is whole. {'. '.join(faults)}: put back what this run saved there, or start a new "
         "one"
@@ -195,18 +233,49 @@ def verify(place: Path) -> Manifest:
         DamageError: names every file that is missing, added, cut short or altered, and every entry that is no file.
         VersionError: another version wrote it.
     """
-    manifest = Manifest.read(place)
+    _refuse_damage(place, everything)
+    return Manifest.read(place)
+
+
+def _refuse_damage(place: Path, needs: Needs) -> str:
+    """Compare every file with the manifest; returns the damage of files that are not needed, or an empty text.
+
+    Raises:
+        DamageError, VersionError: see `verify`; of files that are needed.
+    """
+    faults = sorted(_faults(place, Manifest.read(place)))
+    if needed := [fault for name, fault in faults if needs(name)]:
+        raise DamageError("; ".join(needed))
+    return "; ".join(fault for _, fault in faults)
+
+
+def _faults(place: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield name and description of each damage."""
     present = {str(path.relative_to(place)): path for path in entries_in(place)}
-    faults = [f"{name} is {_kind(path)}, not a file" for name, path in present.items() if not is_file(path)]
-    faults += [f"{name} is not in the manifest" for name in present.keys() - manifest.files.keys() - {MANIFEST}]
+    yield from ((name, f"{name} is {_kind(path)}, not a file") for name, path in present.items() if not is_file(path))
+    for name in present.keys() - manifest.files.keys() - {MANIFEST}:
+        if is_file(present[name]):
+            yield name, f"{name} is not in the manifest"
     for name, facts in manifest.files.items():
-        if name not in present:
-            faults.append(f"{name} is missing" if _is_below(name) else f"{name} is no name of a file in it")
+        if not is_inside(name):
+            yield name, f"{name} is no name of a file in it"
+        elif name not in present:
+            yield name, f"{name} is missing"
         elif is_file(present[name]) and (fault := _fault(present[name], facts)) is not None:
-            faults.append(f"{name} {fault}")
-    if faults:
-        raise DamageError("; ".join(sorted(faults)))
-    return manifest
+            yield name, f"{name} {fault}"
+
+
+def has_lost(place: Path, part: str) -> bool:
+    """Return whether files of a part of a checkpoint are missing, or have another size than when they were saved."""
+    try:
+        files = Manifest.read(place).files
+        return any(
+            (place / name).lstat().st_size != facts.get("size")
+            for name, facts in files.items()
+            if name.startswith(f"{part}/") and is_inside(name)
+        )
+    except (OSError, CheckpointError):
+        return True
 
 
 def _fault(path: Path, facts: Mapping[str, Any]) -> str | None:
@@ -217,32 +286,10 @@ def _fault(path: Path, facts: Mapping[str, Any]) -> str | None:
     return None if digest(path) == facts.get("sha256") else "is altered"
 
 
-def files_in(folder: Path) -> list[Path]:
-    """Return every file below a folder; links are no files."""
-    return [path for path in entries_in(folder) if is_file(path)]
-
-
-def entries_in(folder: Path) -> list[Path]:
-    """Return all entries below a folder except folders, without following links."""
-    found = [Path(base) / name for base, folders, names in os.walk(folder) for name in (*folders, *names)]
-    return sorted(path for path in found if not stat.S_ISDIR(path.lstat().st_mode))
-
-
-def is_file(path: Path) -> bool:
-    """Return whether a path is a regular file and no link."""
-    return stat.S_ISREG(path.lstat().st_mode)
-
-
 def _kind(path: Path) -> str:
     mode = path.lstat().st_mode
     kinds = {stat.S_ISLNK: "a link", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
     return next((name for is_one, name in kinds.items() if is_one(mode)), "a device")
-
-
-def _is_below(name: str) -> bool:
-    """Return whether a name in a manifest can be that of a file in its folder."""
-    path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and str(path) == name
 
 
 def digest(path: Path) -> str:
@@ -292,7 +339,9 @@ def writing(
     publication.folder.mkdir()
     try:
         yield publication
-        _write_manifest(publication.folder, iteration, metrics)
+        is_best = _is_best(parent, iteration, metrics, retention.best)
+        most_shared = 1 if is_best else _most_shared(retention.last)
+        _write_manifest(publication.folder, iteration, metrics, most_shared)
     except BaseException:
         shutil.rmtree(publication.folder, ignore_errors=True)
         raise
@@ -300,7 +349,7 @@ def writing(
     publication.folder.rename(publication.place)
     _sync(parent)
     _point(LAST, publication.place)
-    if _is_best(publication.place, retention.best):
+    if is_best:
         _point(BEST, publication.place)
     _sync(parent)
     _prune(run_dir, publication.place, retention.last)
@@ -313,17 +362,32 @@ def _free_place(parent: Path, iteration: int) -> Path:
     return next(place for name in names if not (place := parent / name).exists())
 
 
-def _write_manifest(folder: Path, iteration: int, metrics: Mapping[str, float]) -> None:
+def _most_shared(last: int) -> int:
+    """Return how many checkpoints may have a file in common. Of three or more that are kept, damage to one file then
+    leaves some whole."""
+    return max(last - 1, 2) if last else MOST_SHARED
+
+
+def _is_at(path: Path, other: Path) -> bool:
+    """Return whether a file is linked to another place, too."""
+    return path.stat().st_nlink > 1 and other.exists() and path.samefile(other)
+
+
+def _write_manifest(folder: Path, iteration: int, metrics: Mapping[str, float], most_shared: int) -> None:
+    """Write the manifest of a new checkpoint, and copy the files that more than `most_shared` checkpoints, or the best
+    one, would have in common with it."""
     files = {}
-    last = folder.parent / LAST
+    last, best = folder.parent / LAST, folder.parent / BEST
     known = Manifest.read(last.resolve()).files if last.exists() else {}
     for path in files_in(folder):
         _sync(path)
         name = str(path.relative_to(folder))
         # The same file as in the checkpoint before, which has read it; if it was altered since, its hash tells.
-        is_known = name in known and path.stat().st_nlink > 1 and (last / name).exists() and path.samefile(last / name)
-        sha256 = known[name]["sha256"] if is_known else digest(path)
-        files[name] = {"size": path.stat().st_size, "sha256": sha256}
+        is_known = name in known and _is_at(path, last / name)
+        if path.stat().st_nlink > most_shared or _is_at(path, best / name):
+            with replacing(path) as copied:
+                shutil.copyfile(path, copied)
+        files[name] = known[name] if is_known else {"size": path.stat().st_size, "sha256": digest(path)}
     (folder / MANIFEST).write_text(Manifest(iteration=iteration, metrics=metrics, files=files).to_json())
     _sync(folder / MANIFEST)
     for directory in [*(path for path in folder.rglob("*") if path.is_dir()), folder]:
@@ -337,18 +401,17 @@ def _point(name: str, place: Path) -> None:
     link.replace(place.with_name(name))
 
 
-def _is_best(place: Path, metric: str | None) -> bool:
+def _is_best(parent: Path, iteration: int, metrics: Mapping[str, float], metric: str | None) -> bool:
     """Return whether a new checkpoint is better than the best one so far; on a tie, only if it is of the same
     iteration."""
-    new = Manifest.read(place)
-    if metric is None or metric not in new.metrics:
+    if metric is None or metric not in metrics:
         return False
     try:
-        best = Manifest.read(place.with_name(BEST).resolve())
+        best = Manifest.read((parent / BEST).resolve())
     except DamageError:
         return True
     value = best.metrics.get(metric, float("-inf"))
-    return new.metrics[metric] > value or (new.metrics[metric] == value and new.iteration == best.iteration)
+    return metrics[metric] > value or (metrics[metric] == value and iteration == best.iteration)
 
 
 def _prune(run_dir: Path, newest: Path, last: int) -> None:

@@ -94,13 +94,13 @@ def learn_classifier(loaded: LoadedConfig, directory: RunDir, host: Host) -> Non
         DatasetError: the demonstrations do not suffice.
     """
     from embodyrl.data.judgements import Judgements
-    from embodyrl.data.reader import Dataset
+    from embodyrl.data.reader import open_dataset
     from embodyrl.models.classifier import SuccessClassifier, spec_of_answers
     from embodyrl.runner.runner import is_due
 
     started, config = time.monotonic(), loaded.config
     assert isinstance(config.algorithm, RewardClassifierConfig), "its registration says so"
-    dataset = Dataset(Path(str(config.data.path)))
+    dataset = open_dataset(config)
     shown = Judgements(dataset, config, config.algorithm.held_out)
     seen = _seen(config, dataset.spec.state_dim)
     single = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, chunk_size=1))
@@ -129,7 +129,7 @@ def learn_classifier(loaded: LoadedConfig, directory: RunDir, host: Host) -> Non
 
 
 def _seen(config: Config, state_dim: int) -> Seen:
-    """Return what a classifier looks at."""
+    """Return the inputs of a classifier."""
     env = config.env
     height, width = env.image_size if env.cameras else (0, 0)
     return Seen(state_dim=state_dim, cameras=tuple(env.cameras), image_size=(height, width), frames=env.frames)

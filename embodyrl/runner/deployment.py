@@ -35,7 +35,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Post:
-    """What a process of a run is told about its place."""
+    """A process's place in a run, as it is given to it."""
 
     place: RankInfo
     """Among the processes of its role."""

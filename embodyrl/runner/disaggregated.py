@@ -1,4 +1,4 @@
-"""Runs whose episodes are played by rollout workers, apart from the ranks that learn."""
+"""Runs whose episodes are played by rollout workers, separate from the ranks that learn."""
 
 from __future__ import annotations
 

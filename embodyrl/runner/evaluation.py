@@ -21,11 +21,11 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import Playing, Simulators, StepResult
 from embodyrl.rollout.ensemble import TemporalEnsemble
-from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes
-from embodyrl.screen import task
+from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes, success_doubt
+from embodyrl.screen import counted, task
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.clock import Clock, Phase
-from embodyrl.tracking.intervals import wilson_interval
+from embodyrl.tracking.intervals import outcomes, wilson_interval
 from embodyrl.tracking.video import TiledVideo
 
 Step = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], Sequence[EpisodeSpec | None]], StepResult]
@@ -42,10 +42,10 @@ class EpisodeRecord:
     """Its id, see `EpisodeSpec.start_state`."""
     seed: int
     """Of everything random inside the simulator."""
-    success: bool
-    """The task's condition held at least once."""
-    success_at_end: bool
-    """It held after the last control step."""
+    success: bool | None
+    """The task's condition held at least once; None: the simulator does not say."""
+    success_at_end: bool | None
+    """It held after the last control step; None: the simulator does not say."""
     total_reward: float
     """Return, not discounted."""
     length: int
@@ -57,34 +57,36 @@ class Evaluation:
     """Result of an evaluation."""
 
     episodes: int
-    successes: int
-    """Episodes in which the task's condition held at least once."""
+    successes: int | None
+    """Episodes in which the task's condition held at least once; None: the simulator says of none of them."""
     mean_return: float
     mean_length: float
     """Control steps."""
     seconds: float
     sampled: bool
     """True if actions were drawn from the policy's distribution; else they were its most likely ones."""
+    doubt: str | None = None
+    """Why its success may say nothing about the policy, for people; None: it does not seem so."""
     records: tuple[EpisodeRecord, ...] = ()
     """Its episodes, in the order of `held_out_episodes`; empty where only metrics are known."""
 
     @property
-    def success_once(self) -> float:
-        """Success rate, 0 .. 1."""
-        return self.successes / self.episodes
+    def success_once(self) -> float | None:
+        """Success rate, 0 .. 1; None: the simulator does not say what success is."""
+        return None if self.successes is None else self.successes / self.episodes
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def interval(self) -> tuple[float, float] | None:
         """95 % confidence interval of the success rate."""
-        return wilson_interval(self.successes, self.episodes)
+        return None if self.successes is None else wilson_interval(self.successes, self.episodes)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics, named `eval/...`."""
-        low, high = self.interval
+        """Return the metrics, named `eval/...`; none of success where it is unknown."""
+        success = {} if self.success_once is None else {"eval/success_once": self.success_once}
+        ends = dict(zip(("eval/success_low", "eval/success_high"), self.interval or (), strict=False))
         return {
-            "eval/success_once": self.success_once,
-            "eval/success_low": low,
-            "eval/success_high": high,
+            **success,
+            **ends,
             "eval/return": self.mean_return,
             "eval/episode_length": self.mean_length,
             "eval/episodes": float(self.episodes),
@@ -108,14 +110,16 @@ class Evaluation:
             seconds: that it took.
             sampled: see `sampled`.
         """
+        solved = outcomes(each.success for each in finished)
         return cls(
             episodes=len(finished),
-            successes=sum(each.success for each in finished),
+            successes=sum(solved) if solved else None,
             # Sorted, because a sum in floating point depends on the order in which episodes happened to finish.
             mean_return=float(np.mean(sorted(each.total_reward for each in finished))),
             mean_length=float(np.mean([each.length for each in finished])),
             seconds=seconds,
             sampled=sampled,
+            doubt=success_doubt(finished),
             records=tuple(
                 record_of(each, episodes[each.number]) for each in sorted(finished, key=lambda each: each.number)
             ),
@@ -124,22 +128,28 @@ class Evaluation:
     @classmethod
     def of(cls, metrics: Mapping[str, float], seconds: float) -> Evaluation:
         """Return the evaluation with these `metrics`."""
-        episodes = int(metrics["eval/episodes"])
+        episodes, rate = int(metrics["eval/episodes"]), metrics.get("eval/success_once")
         return cls(
             episodes=episodes,
-            successes=round(metrics["eval/success_once"] * episodes),
+            successes=None if rate is None else round(rate * episodes),
             mean_return=metrics["eval/return"],
             mean_length=metrics["eval/episode_length"],
             seconds=seconds,
             sampled=bool(metrics["eval/sampled"]),
         )
 
+    @property
+    def success_text(self) -> str:
+        """Success rate and interval for people; `-` where it is unknown."""
+        if self.success_once is None or self.interval is None:
+            return "-"
+        return "{:.2f} [{:.2f}, {:.2f}]".format(self.success_once, *self.interval)
+
     def line(self) -> str:
         """Return one line for people."""
-        low, high = self.interval
         sampled = " with sampled actions" if self.sampled else ""
         return (
-            f"evaluation  {self.episodes} episodes{sampled}  success {self.success_once:.2f} [{low:.2f}, {high:.2f}]  "
+            f"evaluation  {counted(self.episodes, 'episode')}{sampled}  success {self.success_text}  "
             f"return {self.mean_return:.2f}  length {self.mean_length:.0f}  ({self.seconds:.1f} s)"
         )
 
@@ -169,7 +179,7 @@ class TileRecorder:
     def __init__(self, manager: Playing, video: TiledVideo, tiles: Sequence[int]) -> None:
         self.count = len(tiles)
         self._manager, self._video, self._tiles = manager, video, tiles
-        self._success = [False] * self.count
+        self._success: list[bool | None] = [None] * self.count
 
     def step(
         self,
@@ -182,7 +192,8 @@ class TileRecorder:
         result, images = self._manager.step_recorded(slots, actions, following)
         for row, number in enumerate(numbers.tolist()):
             self._video.add(self._tiles[number], images[row])
-            self._success[number] |= bool(result.success[row].any())
+            if result.success_known is None or result.success_known[row]:
+                self._success[number] = bool(self._success[number]) or bool(result.success[row].any())
             if result.ended[row]:
                 self._video.end(self._tiles[number], success=self._success[number])
         return result
@@ -354,7 +365,7 @@ def _play(
             lost[slot // size].append(int(playing[slot]))
         over = result.ended | result.lost
         choose.begin(slots[over])
-        # A slot goes on if its episode does, or if another one waits for it, which its worker has begun already.
+        # A slot continues if its episode does, or if another one waits for it, which its worker has begun already.
         running = np.array([bool(waiting[slot]) for slot in slots]) | ~over
         for slot in slots[over & running]:
             playing[slot] = waiting[slot].popleft()
@@ -395,7 +406,7 @@ class _Choice:
             self._ensemble.begin(slots)
 
     def __call__(self, slots: NDArray[np.int64], observation: Observation) -> NDArray[np.float32]:
-        """Return the actions `[B, executed, D]` of these slots: slots of different blocks are decided on apart."""
+        """Return the actions `[B, executed, D]` of these slots: slots of different blocks are decided on separately."""
         mode: Literal["train", "eval"] = "eval" if self._noise is None else "train"
         blocks, chunks = slots // self.block_size, []
         for block in np.unique(blocks).tolist():

@@ -16,6 +16,7 @@ from embodyrl.config.plugins import TRAINING_FILE, code_of_its_own
 from embodyrl.config.schema import Config
 from embodyrl.engine.lora import add_adapters, load_adapted, merge
 from embodyrl.errors import UserError
+from embodyrl.files import files_in
 from embodyrl.hub import Kind, is_hub_name, parse
 from embodyrl.models import Policy, build_policy
 from embodyrl.models.saved import (
@@ -27,7 +28,7 @@ from embodyrl.models.saved import (
     with_kept,
 )
 from embodyrl.registry import SupportedModel
-from embodyrl.runner.checkpoint import POLICY, Manifest, digest, files_in
+from embodyrl.runner.checkpoint import POLICY, Manifest, digest
 from embodyrl.runner.reproduction import LOCK_FILE, digest_of
 from embodyrl.runner.rundir import CONFIG_FILE
 from embodyrl.version import __version__
@@ -149,7 +150,7 @@ def _write_merged(source: Path, folder: Path, config: Config) -> str:
     gc.collect()  # adapters refer to each other: the policy would stay beside the one that is loaded now
     for name, tensor in load_exported(folder, config).state_dict().items():
         if digest_of(tensor) != written[name]:
-            raise ExportError(f"{name} was not written as it is: look at the disk")
+            raise ExportError(f"{name} was not written as it is: check the disk")
     return "adapters merged; loaded again as a policy"
 
 
@@ -172,7 +173,7 @@ def _compare_files(folder: Path, manifest: Manifest) -> None:
     """Raise `ExportError` if a file differs from the checkpoint's."""
     for path in files_in(folder):
         if digest(path) != manifest.files[f"{POLICY}/{path.relative_to(folder)}"]["sha256"]:
-            raise ExportError(f"{path.name} was not written as it is in the checkpoint: look at the disk")
+            raise ExportError(f"{path.name} was not written as it is in the checkpoint: check the disk")
 
 
 def load_exported(folder: Path, config: Config) -> Policy:
@@ -252,11 +253,11 @@ def _results(manifest: Manifest) -> str:
     found = manifest.metrics
     if not found:
         return "| evaluation | none after this iteration |\n"
-    return (
-        f"| success | {found['eval/success_once']:.3f} in {found['eval/episodes']:.0f} held-out episodes "
-        f"(95 %: {found['eval/success_low']:.3f} to {found['eval/success_high']:.3f}) |\n"
-        f"| mean return | {found['eval/return']:.2f} |\n"
-    )
+    success = "-"
+    if "eval/success_once" in found:
+        interval = f"(95 %: {found['eval/success_low']:.3f} to {found['eval/success_high']:.3f})"
+        success = f"{found['eval/success_once']:.3f} in {found['eval/episodes']:.0f} held-out episodes {interval}"
+    return f"| success | {success} |\n| mean return | {found['eval/return']:.2f} |\n"
 
 
 def _merged_use(config: Config) -> str:

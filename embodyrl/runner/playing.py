@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +23,9 @@ from embodyrl.errors import UserError
 from embodyrl.models.policy import Policy
 from embodyrl.rollout.ensemble import TemporalEnsemble
 from embodyrl.rollout.episodes import EpisodeSource
+
+if TYPE_CHECKING:
+    from gymnasium import Space
 
 
 class LoadedPolicy:
@@ -106,35 +110,79 @@ class Envs:
         self.spec = manager.spec
         self.num_envs = manager.num_envs
         self.chunk_size = manager.chunk_size
+        self._config = config
         self._slots = np.arange(manager.num_envs)
-        self._source = EpisodeSource(tasks=config.tasks, start_states=config.start_states, group_size=1, seed=seed)
-        self._begun = np.zeros(manager.num_envs, np.int64)
+        self._closed = self._is_playing = False
+        self._begin_with(seed)
+
+    def _begin_with(self, seed: int) -> None:
+        """Go back to the first training episode of a seed."""
+        tasks, start_states = self._config.tasks, self._config.start_states
+        self._source = EpisodeSource(tasks=tasks, start_states=start_states, group_size=1, seed=seed)
+        self._begun = np.zeros(self.num_envs, np.int64)
         """Episodes of the source that each slot has begun."""
 
-    def reset(self, episodes: Sequence[EpisodeSpec] | None = None) -> Observation:
+    @cached_property
+    def single_observation_space(self) -> Space[Any]:
+        """Gymnasium's space of what an env shows: a Box of `proprio` if that is all there is, else a Dict of those of
+        `images`, `proprio` and `task_description` that there are."""
+        from embodyrl.runner.vector import observation_space
+
+        return observation_space(self.spec)
+
+    @cached_property
+    def single_action_space(self) -> Space[Any]:
+        """Gymnasium's space of what an env executes in a step: a Box `[D]` with the simulator's limits, Discrete or
+        MultiDiscrete where all numbers are choices; `[C, D]` if C is more than 1."""
+        from embodyrl.runner.vector import action_space
+
+        return action_space(self.spec, self.chunk_size)
+
+    @cached_property
+    def observation_space(self) -> Space[Any]:
+        """`single_observation_space` of all envs."""
+        from embodyrl.runner.vector import batch_space
+
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    @cached_property
+    def action_space(self) -> Space[Any]:
+        """`single_action_space` of all envs; `step` takes what it samples."""
+        from embodyrl.runner.vector import batch_space
+
+        return batch_space(self.single_action_space, self.num_envs)
+
+    def reset(self, episodes: Sequence[EpisodeSpec] | None = None, *, seed: int | None = None) -> Observation:
         """Begin an episode in every env, whatever it was playing.
 
         Args:
             episodes: one for each env; None: the next training episodes.
+            seed: begin with the first training episodes of this seed; None: continue with those of the last one.
 
         Returns:
             images uint8 `[B, V, H, W, 3]` (None without cameras), proprio float32 `[B, S]` (None without), and `B` task
             descriptions.
 
         Raises:
+            UserError: the seed is none, or there are episodes as well; the envs are closed.
             ValueError: the number of episodes is not that of the envs.
             WorkerError: a simulator failed; only `close` works then.
         """
-        if episodes is None:
-            episodes = self._following()
-            self._begun += 1
-        return _apart(self.manager.reset(self._slots, episodes))
+        self._check_open()
+        if seed is not None:
+            if episodes is not None:
+                raise UserError("reset got episodes and a seed: episodes have seeds of their own, so give one of both")
+            self._begin_with(checked_seed(seed))
+        shown = self.manager.reset(self._slots, self.begun(self._slots) if episodes is None else episodes)
+        self._is_playing = True
+        return apart(shown)
 
     def step(self, actions: ArrayLike) -> StepResult:
         """Execute a chunk of actions in every env.
 
         Args:
-            actions: `[B, C, D]` in the simulator's units; `[B, D]` where C is 1. Clipped to the action space.
+            actions: `[B, C, D]` in the simulator's units; `[B, D]` where C is 1, or what `action_space` samples.
+                Clipped to the action space.
 
         Returns:
             rewards float32 and success bool `[B, C]` (0 and False for actions not executed), terminated and truncated
@@ -142,29 +190,30 @@ class Envs:
             episode where one ended), and `final_observation` (at the end of the chunk, before any reset).
 
         Raises:
-            UserError: the actions have another shape, or one is not finite.
+            UserError: the actions have another shape, or one is no finite number; the envs are closed, or were never
+                reset.
             WorkerError: a simulator failed; only `close` works then.
         """
-        wanted = (self.num_envs, self.chunk_size, self.spec.action_dim)
-        given = np.asarray(actions, np.float32)
-        chunks = given[:, None] if given.ndim == 2 and self.chunk_size == 1 else given
-        if chunks.shape != wanted:
-            raise UserError(
-                f"actions have shape {given.shape}, want [num_envs, chunk_size, action dims] = {wanted}: chunk_size=C "
-                "of make_envs decides how many actions a step executes"
-            )
-        if not np.isfinite(chunks).all():
-            env, action, dim = np.argwhere(~np.isfinite(chunks))[0]
-            raise UserError(f"actions[{env}, {action}, {dim}] is {chunks[env, action, dim]}: want finite numbers")
-        result = self.manager.step(self._slots, chunks, self._following())
+        result = self.manager.step(self._slots, self.checked(actions), self._following(self._slots))
         self._begun += result.ended | result.lost
-        observation = _apart(result.observation)
+        observation = apart(result.observation)
         final = result.final_observation
-        final = observation if final is result.observation else _apart(final)
+        final = observation if final is result.observation else apart(final)
         return replace(result, observation=observation, final_observation=final)
+
+    def render(self) -> NDArray[np.uint8]:
+        """Render images of all envs for people, `[B, H, W, 3]`; too slow for every step.
+
+        Raises:
+            UserError: the envs are closed, or were never reset.
+            WorkerError: the simulator renders no images here, or failed; only `close` works then.
+        """
+        self._check_playing()
+        return self.manager.render(self._slots)
 
     def close(self) -> None:
         """End the simulators. May be called again."""
+        self._closed = True
         self.manager.close()
 
     def __enter__(self) -> Self:
@@ -175,12 +224,65 @@ class Envs:
     ) -> None:
         self.close()
 
-    def _following(self) -> list[EpisodeSpec]:
-        """Return the next training episode of each env."""
-        return [self._source.episode(slot, number) for slot, number in enumerate(self._begun.tolist())]
+    def begun(self, slots: NDArray[np.int64]) -> list[EpisodeSpec]:
+        """Return the next training episode of each of these envs, which it is about to begin."""
+        episodes = self._following(slots)
+        self._begun[slots] += 1
+        return episodes
+
+    def checked(self, actions: ArrayLike) -> NDArray[np.float32]:
+        """Return the actions of a step as `[B, C, D]`.
+
+        Raises:
+            UserError: they have another shape, or one is no finite number; the envs are closed, or were never reset.
+        """
+        self._check_playing()
+        wanted = (self.num_envs, self.chunk_size, self.spec.action_dim)
+        try:
+            given = np.asarray(actions)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"actions are no array ({error}): give float32 {list(wanted)}") from error
+        if given.dtype.kind not in "biuf":
+            raise UserError(f"actions are {given.dtype}, not numbers: give float32 {list(wanted)}")
+        alone = self.chunk_size == 1 and given.shape == (wanted[0], wanted[2])
+        if given.shape != wanted and not alone and given.shape != self.action_space.shape:
+            raise UserError(
+                f"actions have shape {given.shape}, want [num_envs, chunk_size, action dims] = {wanted}: chunk_size=C "
+                "of make_envs decides how many actions a step executes"
+            )
+        with np.errstate(over="ignore"):  # what is too large for float32 is infinite, and refused
+            chunks = given.reshape(wanted).astype(np.float32, copy=False)
+        if not np.isfinite(chunks).all():
+            env, action, dim = np.argwhere(~np.isfinite(chunks))[0]
+            raise UserError(f"actions[{env}, {action}, {dim}] is {chunks[env, action, dim]}: want finite numbers")
+        return chunks
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UserError("these envs are closed: start new ones with make_envs")
+
+    def _check_playing(self) -> None:
+        self._check_open()
+        if not self._is_playing:
+            raise UserError("these envs play no episode yet: reset them first")
+
+    def _following(self, slots: NDArray[np.int64]) -> list[EpisodeSpec]:
+        """Return the next training episode of each of these envs."""
+        return [self._source.episode(slot, int(self._begun[slot])) for slot in slots.tolist()]
 
 
-def _apart(observation: Observation) -> Observation:
+def checked_seed(seed: object) -> int:
+    """Return the seed of training episodes.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
+        raise UserError(f"seed = {seed!r:.60}: want an integer of 0 or more; each env draws its own episodes from it")
+    return int(seed)
+
+
+def apart(observation: Observation) -> Observation:
     """Return the observation with a copy of its images, which the simulators do not draw into."""
     return observation if observation.images is None else replace(observation, images=observation.images.copy())
 

@@ -23,7 +23,7 @@ from embodyrl.config.plugins import ORIGIN_FILE
 from embodyrl.config.schema import Config, PlacementBackend
 from embodyrl.errors import RunError, UserError, explain
 from embodyrl.placement.child import die_with_parent
-from embodyrl.placement.cuda import set_up_allocator
+from embodyrl.placement.cuda import set_up_cuda
 from embodyrl.placement.launcher import Request, Worker
 from embodyrl.placement.lending import Lender, LentFolder, copy_folder
 from embodyrl.placement.line import Address
@@ -32,6 +32,7 @@ from embodyrl.placement.process import EXIT_S
 from embodyrl.placement.ranks import TCP, Peers, RankInfo, use_own_gpu
 from embodyrl.placement.signals import ignore_from_now_on, leave_to_parent
 from embodyrl.runner.build import PROGRAM, Host, open_runner
+from embodyrl.runner.checkpoint import Found
 from embodyrl.runner.deployment import LOOPBACK, Deployment, Post
 from embodyrl.runner.fitting import follow_choices
 from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, WORKER_LOGS, RunDir, read_config
@@ -150,7 +151,7 @@ def use_network_of(host: str) -> None:
 
 @contextmanager
 def leading(
-    deployment: Deployment, place: RankInfo, run_dir: Path, checkpoint: Path | None, lender: Lender | None
+    deployment: Deployment, place: RankInfo, run_dir: Path, checkpoint: Found | None, lender: Lender | None
 ) -> Iterator[Ranks | None]:
     """Be the first rank for the length of a block: start the others, hand them config and checkpoint, and wait for
     their end. Yields None if there are no others.
@@ -184,16 +185,17 @@ def leading(
         peers.close()
 
 
-def hand_over(ranks: Ranks, place: RankInfo, run_dir: Path, checkpoint: Path | None, lender: Lender | None) -> None:
+def hand_over(ranks: Ranks, place: RankInfo, run_dir: Path, checkpoint: Found | None, lender: Lender | None) -> None:
     """Give the other ranks what `handed_over` returns there. For the arguments see `leading`."""
     from embodyrl.engine.parallel import machine_here
 
-    with nullcontext(None) if lender is None or checkpoint is None else lender.folder(checkpoint) as lent:
+    with nullcontext(None) if lender is None or checkpoint is None else lender.folder(checkpoint.place) as lent:
         ranks.broadcast_from_rank0(
             {
                 "machine": place.machine or machine_here(),
                 "run_dir": str(run_dir.absolute()),
-                "checkpoint": None if checkpoint is None else str(checkpoint.absolute()),
+                "checkpoint": None if checkpoint is None else str(checkpoint.place.absolute()),
+                "with_replay": checkpoint is None or checkpoint.with_replay,
                 "files": {name: (run_dir / name).read_text() for name in (CONFIG_FILE, ORIGIN_FILE)},
                 "lent": None if lent is None else dataclasses.asdict(lent),
             }
@@ -203,7 +205,7 @@ def hand_over(ranks: Ranks, place: RankInfo, run_dir: Path, checkpoint: Path | N
 
 
 @contextmanager
-def handed_over(ranks: Ranks, place: RankInfo) -> Iterator[tuple[Path, Path | None]]:
+def handed_over(ranks: Ranks, place: RankInfo) -> Iterator[tuple[Path, Found | None]]:
     """Give the run directory and the checkpoint to continue from for the length of a block: those of the first rank on
     its machine, elsewhere copies of the files that are needed."""
     from embodyrl.engine.parallel import machine_here
@@ -212,17 +214,17 @@ def handed_over(ranks: Ranks, place: RankInfo) -> Iterator[tuple[Path, Path | No
     lent = None if told["lent"] is None else LentFolder.from_plain(told["lent"])
     with ExitStack() as stack:
         if told["machine"] == (place.machine or machine_here()):
-            run_dir, checkpoint = Path(told["run_dir"]), told["checkpoint"] and Path(told["checkpoint"])
+            run_dir, saved = Path(told["run_dir"]), told["checkpoint"] and Path(told["checkpoint"])
         else:
             run_dir = Path(stack.enter_context(TemporaryDirectory(prefix="embodyrl-")))
             for name, text in told["files"].items():
                 (run_dir / name).write_text(text)
-            checkpoint = None if lent is None else run_dir / "checkpoint"
+            saved = None if lent is None else run_dir / "checkpoint"
             if lent is not None:
                 copy_folder(lent, run_dir / "checkpoint", timeout_s=COPYING_S)
         if lent is not None:
             ranks.barrier(COPYING_S)
-        yield run_dir, checkpoint
+        yield run_dir, None if saved is None else Found(place=saved, with_replay=told["with_replay"])
 
 
 def follow(
@@ -237,7 +239,7 @@ def follow(
         host: settings of the program that the run is part of.
         simulators: those of this rank on another machine; None: it starts them itself.
     """
-    set_up_allocator()
+    set_up_cuda()
     use_own_gpu(place, config.engine.device, inventory())
 
     from embodyrl.engine.compute import choose_device

@@ -28,11 +28,12 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from embodyrl.config.schema import Config
+from embodyrl.engine.compute import convolves_in_tf32
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import Replicas
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.states import installed_version, simulator_versions, version_of_file
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, at_line, line_of_plugin
 from embodyrl.files import replacing
 from embodyrl.models.policy import Inputs, Policy
 from embodyrl.rollout.watching import Moment, Seen
@@ -56,7 +57,7 @@ class LockError(UserError):
 class Outcome:
     """Result of an episode of an evaluation."""
 
-    success: bool
+    success: bool | None
     total_reward: float
 
 
@@ -241,6 +242,16 @@ def seen_before(checkpoint: Path, config: Config) -> Seen | None:
     return lock.seen if lock.versions == versions_of(config) else None
 
 
+def without_record(error: Exception) -> str:
+    """Return the warning that a checkpoint has no lock, because making or writing it failed."""
+    place = line_of_plugin(error)
+    where = "" if place is None else f" ({at_line(*place)})"
+    return (
+        f"the checkpoint has no record of reproduction ({LOCK_FILE}), which embodyrl verify needs; all else is saved. "
+        f"Making it failed: {type(error).__name__}: {error}{where}"
+    )
+
+
 def outputs_of(engine: HybridEngine, inputs: Inputs) -> Inputs:
     """Return what the policy makes of network inputs, on the CPU."""
     decision = engine.decide({name: tensor.to(engine.device) for name, tensor in inputs.items()})
@@ -271,7 +282,12 @@ def machine_of(engine: HybridEngine) -> dict[str, str]:
         "deterministic": str(torch.are_deterministic_algorithms_enabled()).lower(),
     }
     if gpu is not None:
-        found |= {"CUDA": str(torch.version.cuda), "cuDNN": str(torch.backends.cudnn.version())}
+        convolutions = "tf32" if convolves_in_tf32() else "float32"
+        found |= {
+            "float32 convolutions": convolutions,
+            "CUDA": str(torch.version.cuda),
+            "cuDNN": str(torch.backends.cudnn.version()),
+        }
     return found
 
 

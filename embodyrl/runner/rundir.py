@@ -16,11 +16,11 @@ from embodyrl.config.issues import KeyPath
 from embodyrl.config.plugins import ORIGIN_FILE, claims, read_origin, sign
 from embodyrl.config.schema import Config
 from embodyrl.config.values import escape
-from embodyrl.errors import UserError, shell_command
-from embodyrl.files import write_whole
+from embodyrl.errors import RunError, UserError, near_match, shell_command
+from embodyrl.files import entries_in, is_file, why_no_place, write_whole
 from embodyrl.models.saved import BROUGHT, stands_alone
 from embodyrl.placement.ranks import MEETING_FILE
-from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, MANIFEST, POLICY, entries_in, is_file
+from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, MANIFEST, POLICY
 from embodyrl.tracking.report import EVALUATIONS, GRAPH_FILE, VIDEOS
 from embodyrl.tracking.sinks import METRICS_FILE
 
@@ -57,6 +57,17 @@ class RunDirError(UserError):
     exit_code = 2
 
 
+class RunDirLostError(RunError):
+    """Raised when a run directory was deleted or moved while its run was running."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path} is not there any more: it was deleted or moved during the run, and the checkpoints with it. The "
+            f"run has stopped, and what it learned since the last one is lost. If you moved it, continue with: "
+            f"{shell_command('resume', 'NEW_PLACE')}; if not, start a new run"
+        )
+
+
 class RunDir:
     """A locked run directory.
 
@@ -69,6 +80,7 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._inode = _inode(path)
         self._lock: int | None = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,14 +120,11 @@ class RunDir:
         Raises:
             RunDirError: it is not one.
         """
-        if not (path / CONFIG_FILE).is_file():
-            raise RunDirError(
-                f"{path} is not a run directory (no {CONFIG_FILE}): give the folder that `embodyrl run` made"
-            )
+        refuse_other_than_run(path)
         if (path / MANIFEST).exists():  # nothing may be written there
             run_dir = path.absolute().parents[1]
             raise RunDirError(
-                f"{path} is a checkpoint, and only a whole run can go on: {shell_command('resume', run_dir)}"
+                f"{path} is a checkpoint, and only a whole run can continue: {shell_command('resume', run_dir)}"
             )
         directory = cls(path)
         directory._clear()
@@ -131,8 +140,13 @@ class RunDir:
     def shared(cls, path: Path) -> RunDir:
         """Return a run directory that another rank has locked and writes."""
         directory = cls.__new__(cls)
-        directory.path, directory._lock = path, None
+        directory.path, directory._inode, directory._lock = path, _inode(path), None
         return directory
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the folder has been deleted or moved, or another one is in its place."""
+        return _inode(self.path) != self._inode
 
     def _begin(self) -> None:
         """Remove the files of an earlier start, and note that there are no results."""
@@ -143,9 +157,16 @@ class RunDir:
         os.pwrite(self._lock, NO_RESULTS, 0)
 
     def keep(self) -> None:
-        """Note that there are results: no start may take this folder any more."""
-        if self._lock is not None:
-            os.ftruncate(self._lock, 0)
+        """Note that there are results: no start may take this folder any more.
+
+        Raises:
+            RunDirLostError: it was deleted or moved.
+        """
+        if self._lock is None:
+            return
+        if self.is_lost:
+            raise RunDirLostError(self.path)
+        os.ftruncate(self._lock, 0)
 
     def _clear(self) -> None:
         """Remove unfinished files of a process that was killed."""
@@ -167,6 +188,43 @@ class RunDir:
             os.close(self._lock)
 
 
+def refuse_other_than_run(path: Path) -> None:
+    """Raise `RunDirError` unless a folder is a run directory or a checkpoint; the text names a run nearby."""
+    if (path / CONFIG_FILE).is_file():
+        return
+    what = f"is not a run directory (no {CONFIG_FILE})" if path.exists() else "does not exist"
+    remedy = near_path(path, CONFIG_FILE) or "give the folder that `embodyrl run` made"
+    raise RunDirError(f"{path} {what}: {remedy}")
+
+
+def near_path(path: Path, file: str) -> str:
+    """Return the hint for a path without `file`: the folder with one that is newest below it, or whose name is most
+    similar; empty if there is none in sight."""
+    below = _with(file, path, levels=(1, 2))
+    beside = [] if below else _with(file, path.parent, levels=(1,)) + _with(file, path.parent.parent, levels=(2,))
+    near = near_match(str(path), beside)
+    if near:
+        return f"did you mean {near!r}?"
+    found = below or beside or _with(file, Path("runs"), levels=(2,))
+    return f"give the folder of one, for instance {found[-1]}" if found else ""
+
+
+def _with(file: str, folder: Path, levels: Sequence[int]) -> list[str]:
+    """Return the folders with `file` so many levels below a folder, hidden ones apart; that with the newest file comes
+    last."""
+    found = [place for level in levels for place in folder.glob("/".join(["[!.]*"] * level + [file]))]
+    return [str(place.parent) for place in sorted(found, key=lambda place: place.stat().st_mtime)]
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    """Return what identifies a folder, whatever its name; None if it is missing."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def why_not(path: Path) -> tuple[str, str] | None:
     """Return why a run cannot have this folder for its directory, and the remedy; None if it can."""
     if os.path.lexists(path):
@@ -177,12 +235,8 @@ def why_not(path: Path) -> tuple[str, str] | None:
         if not path.is_dir():
             return f"{path} is a file", "choose another run.dir"
         return f"{path} exists already and is never overwritten", _what_to_do_with(path)
-    above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
-    if not above.is_dir():
-        return f"{path} cannot be made, because {above} is a file", "choose another run.dir"
-    if not os.access(above, os.W_OK | os.X_OK):
-        return f"{path} cannot be made, because {above} is not writable", "choose another run.dir"
-    return None
+    reason = why_no_place(path)
+    return None if reason is None else (f"{path} cannot be made, because {reason}", "choose another run.dir")
 
 
 def is_free(path: Path) -> bool:
@@ -205,8 +259,8 @@ def _what_to_do_with(path: Path) -> str:
     if not (path / CONFIG_FILE).is_file():
         return "choose another run.dir"
     if not (path / CHECKPOINTS / LAST).is_symlink():
-        return "that run saved nothing to go on from, so remove the folder, or choose another run.dir"
-    return f"choose another run.dir, or go on with it: {shell_command('resume', path)}"
+        return "that run saved nothing to continue from, so remove the folder, or choose another run.dir"
+    return f"choose another run.dir, or continue with it: {shell_command('resume', path)}"
 
 
 def write_config(folder: Path, loaded: LoadedConfig) -> None:
@@ -261,7 +315,8 @@ def restore_files(run_dir: Path, checkpoint: Path) -> str | None:
         write_whole(run_dir / name, (checkpoint / name).read_text())
     if not damaged:
         return None
-    return f"warning: {' and '.join(damaged)} of {run_dir} lost their contents: taken from {checkpoint.name} instead"
+    what = f"{' and '.join(damaged)} of {run_dir} {'are' if len(damaged) > 1 else 'is'} damaged or missing"
+    return f"warning: {what}: taken from {checkpoint.name} instead"
 
 
 def _is_origin(folder: Path) -> bool:

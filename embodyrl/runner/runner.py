@@ -27,16 +27,16 @@ from embodyrl.pipelines.pipeline import Iteration, Pipeline
 from embodyrl.pipelines.stages import Components
 from embodyrl.placement.launcher import RemoteError
 from embodyrl.registry import SupportedModel
-from embodyrl.rollout.replay import Replay, ReplayError
+from embodyrl.rollout.episodes import EARLY_SUCCESS, newest_means, newest_with
+from embodyrl.rollout.replay import Replay, ReplayError, ReplayState
 from embodyrl.rollout.rollouts import PlayState, Rollouts
 from embodyrl.rollout.watching import Seen
 from embodyrl.runner.callbacks import Callbacks, SimulatorHealth, Warnings
-from embodyrl.runner.checkpoint import DamageError, Retention
+from embodyrl.runner.checkpoint import REPLAY, DamageError, Retention
 from embodyrl.runner.evaluation import EpisodeRecord, Evaluation, held_out_episodes
-from embodyrl.runner.reproduction import Lock, lock_of, seen_before
+from embodyrl.runner.reproduction import Lock, lock_of, seen_before, without_record
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.state import (
-    REPLAY,
     Progress,
     Saved,
     Saver,
@@ -45,7 +45,8 @@ from embodyrl.runner.state import (
     check_alike,
 )
 from embodyrl.runner.stopping import Stopper, end_program
-from embodyrl.screen import task
+from embodyrl.runner.watching import settings_of
+from embodyrl.screen import counted, task
 from embodyrl.tracking import Sink
 from embodyrl.tracking.clock import Phase, divide_waiting
 from embodyrl.tracking.machine import machine_facts, memory_mib
@@ -61,7 +62,7 @@ HELD_OUT_MINIBATCHES = 50
 IMITATED_AT_ONCE = 50
 """Steps of imitation between two looks at signals."""
 CLONING_WOULD_DO = 0.95
-"""Success of behaviour cloning from which on a run is told that it has little to learn."""
+"""Success of behaviour cloning from which on a run says that it has little to learn."""
 
 
 class Runner:
@@ -136,7 +137,7 @@ class Runner:
         """Train to the end, or until stopped; returns the exit code.
 
         Raises:
-            RunError: the run cannot go on.
+            RunError: the run cannot continue.
             BaseException: the error of a callback, once the run is saved.
         """
         with self.stopper, self._saver:
@@ -165,17 +166,17 @@ class Runner:
 
     def _imitate_first(self) -> None:
         """Imitate the demonstrations before anything is collected, if the algorithm begins so. A run that was stopped
-        meanwhile goes on with the next minibatch."""
+        meanwhile continues with the next minibatch."""
         wanted = imitation_steps(self.config.algorithm)
         if self.progress.imitated >= wanted:
             return
         assert self.demonstrations is not None, "the config rules ask for it"
         if not self.progress.imitated and self.transitions is not None:
-            for one in self.engine.without_statistics:
+            for one, scaling in self.engine.observers.items():
                 shown = getattr(self.transitions, one.scaled)
-                if shown is not None:
+                if shown is not None and not scaling.count:
                     own = shown if self.ranks.is_first else shown[:0]  # all ranks have the same ones, which count once
-                    self.engine.take_statistics(torch.from_numpy(own), one)
+                    self.engine.add_to_statistics(torch.from_numpy(own), one)
         if not self.progress.imitated:
             self._show_imitation_error(self.demonstrations, wanted)
         metrics: dict[str, float] = {}
@@ -186,8 +187,9 @@ class Runner:
         if self.engine.soft is not None:
             self.engine.soft.after_imitation()
         self.message(
-            f"imitation: {self.progress.imitated:,} steps on {self.demonstrations.chunks:,} chunks of "
-            f"{len(self.demonstrations.dataset.episodes)} demonstrations, "
+            f"imitation: {counted(self.progress.imitated, 'step')} on "
+            f"{counted(self.demonstrations.chunks, 'chunk')} of "
+            f"{counted(len(self.demonstrations.dataset.episodes), 'demonstration')}, "
             f"loss {metrics.get('train/loss', math.nan):.4g} ({time.perf_counter() - begun:.1f} s)"
         )
 
@@ -260,7 +262,10 @@ class Runner:
         if self.rollouts.warning is not None:
             self._warnings.warn("graphs", self.rollouts.warning)
         seconds = time.perf_counter() - start
-        metrics = iteration.metrics | self.rollouts.take_metrics() | self._take_times("time/iteration")
+        finished = [episode for rollout in iteration.rollouts for episode in rollout.finished]
+        metrics = iteration.metrics | newest_means(self.progress.newest, finished)
+        metrics |= self.rollouts.take_metrics() | self._take_times("time/iteration")
+        self.progress.newest = newest_with(self.progress.newest, finished)
         self.progress.iteration += 1
         steps = metrics.get("env/steps", 0.0)  # supervised learning takes none
         self.progress.env_steps += int(steps)
@@ -277,7 +282,8 @@ class Runner:
         start, (recorded, video) = time.perf_counter(), self._video()
         if not self._has_evaluated:
             before = "" if self.progress.iteration else " before training"
-            self.message(f"evaluating{before}: {self.config.eval.episodes} episodes on held-out start states ...")
+            episodes = counted(self.config.eval.episodes, "episode")
+            self.message(f"evaluating{before}: {episodes} on held-out start states ...")
             self._has_evaluated = True
         with task("evaluating"):
             finished = self.rollouts.evaluate(recorded, video)
@@ -294,9 +300,24 @@ class Runner:
         }
         self._keep_episodes(result)
         self.message(result.line())
+        self._warn_of_success(result)
         metrics |= self._beside_cloning(result)
         self._callbacks.on_evaluation(result)
         return metrics | self._take_times("time/eval")
+
+    def _warn_of_success(self, result: Evaluation) -> None:
+        """Warn, once in a run, if success says nothing, or is unknown where settings need it."""
+        if result.doubt is not None:
+            self._warnings.warn(EARLY_SUCCESS, result.doubt)
+        run = self.config.run
+        needs = {"run.stop_at_success": run.stop_at_success, "run.keep_best": run.keep_best is KeepBest.success_once}
+        if result.success_once is None and (named := [name for name, value in needs.items() if value]):
+            self._warnings.warn(
+                "success_unknown",
+                f"{' and '.join(named)} can do nothing: simulator {self.config.env.name!r} does not say whether "
+                f"{', '.join(self.config.env.tasks)} is solved. Set env.success_return where the simulator has it, or "
+                f"leave {'it' if len(named) == 1 else 'them'} out",
+            )
 
     def _keep_episodes(self, result: Evaluation) -> None:
         """Write the episodes of an evaluation into the run directory."""
@@ -312,18 +333,17 @@ class Runner:
         if not imitation_steps(self.config.algorithm) or cloned is None:
             return {}
         alone = Evaluation.of(cloned, result.seconds)
-        low, high = alone.interval
         if self.progress.iteration:
-            self.message(f"of behaviour cloning alone: success {alone.success_once:.2f} [{low:.2f}, {high:.2f}]")
+            self.message(f"of behaviour cloning alone: success {alone.success_text}")
         else:
             self.message("this is behaviour cloning alone, before any rollout")
-            if alone.success_once >= CLONING_WOULD_DO:
+            if alone.success_once is not None and alone.success_once >= CLONING_WOULD_DO:
                 self._warnings.warn(
                     "cloning_would_do",
                     f"behaviour cloning alone has {alone.success_once:.2f}: there is little left to learn. "
                     "algorithm=sft needs no rollouts, and a comparison needs fewer demonstrations or a harder task",
                 )
-        return {"eval/cloned_success": alone.success_once}
+        return {} if alone.success_once is None else {"eval/cloned_success": alone.success_once}
 
     def _video(self) -> tuple[int, Path]:
         """Return the number of episodes of this evaluation that are recorded, and the file for them."""
@@ -388,7 +408,7 @@ class Runner:
             write_report(self.run_dir)
         except (UserError, OSError) as error:  # what was learned is saved
             self.message(
-                f"warning: no {REPORT_FILE}: {error}. Once that is mended: {shell_command('report', self.run_dir)}"
+                f"warning: no {REPORT_FILE}: {error}. Once that is fixed: {shell_command('report', self.run_dir)}"
             )
 
     def _is_evaluation_due(self) -> bool:
@@ -460,8 +480,12 @@ class Runner:
             return None
         iteration, records = self._recorded
         is_of_now = iteration == self.progress.iteration
-        with self.clock.measure(Phase.save):
-            return lock_of(self.config, self.engine, seen, self.progress.iteration, records if is_of_now else ())
+        try:
+            with self.clock.measure(Phase.save):
+                return lock_of(self.config, self.engine, seen, self.progress.iteration, records if is_of_now else ())
+        except Exception as error:  # a run continues without it, and must be saved
+            self._warnings.warn("record", without_record(error))
+            return None
 
     def _whole_state(self) -> TrainerState | None:
         """Return the state of all ranks and rollout workers, in a form that does not depend on their number, so that a
@@ -492,10 +516,12 @@ class Runner:
         for saved in published:
             meanwhile = f", {saved.waited_s:.1f} s of them waiting" if self.config.run.save_async else ""
             self.message(f"saved {saved.place}  ({saved.seconds:.1f} s{meanwhile})")
+            if saved.warning is not None:
+                self._warnings.warn("record", saved.warning)
 
-    def restore(self, state: TrainerState, folder: Path) -> None:
+    def restore(self, state: TrainerState, folder: Path, *, with_replay: bool = True) -> None:
         """Continue from a checkpoint's trainer state, which is in a folder; the policy's weights and `progress` have
-        been loaded before.
+        been loaded before. Without its replay the run continues with an empty one.
 
         Raises:
             DamageError: the state does not have the structure of this run's, or its replay is that of another one.
@@ -513,21 +539,49 @@ class Runner:
         self.rollouts.take_surplus(state.surplus)
         self.rollouts.take_waiting(state.waiting)
         if self.replay is not None:
-            if state.replay is None:
-                raise DamageError("the checkpoint holds no replay, from which this run learns: use another checkpoint")
-            try:
-                self.replay.restore(state.replay, folder / REPLAY)
-            except ReplayError as error:
-                raise DamageError(
-                    f"{folder / REPLAY}: {error}: put back what this run saved there, or use another checkpoint"
-                ) from error
-            self._saver.continue_from(folder.parent)
+            if with_replay:
+                self._restore_replay(self.replay, state.replay, folder.parent)
+            else:
+                self.replay.is_refilled = True
+                self.message(
+                    "warning: continuing with an empty replay: the policy acts, and learns again once there are "
+                    f"algorithm.off_policy.replay.start_after = {self.replay.start_after:,} decisions"
+                )
+        self._tell_of_schedules(settings_of(folder.parent)[1])
         self._seen_before = seen_before(folder.parent, self.config)
         changed = "; ".join(changes(state.counters.get("simulator", {}), self._versions))
         if changed:
             self.message(f"simulators have changed since the checkpoint was saved: {changed}")
             self.progress.comes_back = True  # the new version has not failed to restore anything yet
         self._simulators.report(changed)
+
+    def _restore_replay(self, replay: Replay, state: ReplayState | None, checkpoint: Path) -> None:
+        if state is None:
+            raise DamageError("the checkpoint holds no replay, from which this run learns: use another checkpoint")
+        try:
+            replay.restore(state, checkpoint / REPLAY)
+        except ReplayError as error:
+            raise DamageError(
+                f"{checkpoint / REPLAY}: {error}: put back what this run saved there, or use another checkpoint"
+            ) from error
+        self._saver.continue_from(checkpoint)
+
+    def _tell_of_schedules(self, before: int | None) -> None:
+        """Warn where a run that continues with another length than `before` is at another point of its schedules."""
+        now, version = self.config.run.iterations, self.engine.version
+        if before in (None, now):
+            return
+        wanted, found = (self.engine.scheduled(version, length) for length in (before, now))
+        last = self.engine.scheduled(max(version - 1, 0), before)
+        jumps = [
+            f"{name} continues at {found[name]:.3g}, after {last[name]:.3g}"
+            for name in found
+            if not math.isclose(found[name], wanted[name], rel_tol=1e-9)
+        ]
+        if jumps:
+            self.message(
+                f"warning: run.iterations is {now:,} now, after {before:,}, and schedules follow it: {', '.join(jumps)}"
+            )
 
     @property
     def wall_s(self) -> float:

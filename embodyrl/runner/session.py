@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from embodyrl.config import LoadedConfig
 from embodyrl.config.build import differences
 from embodyrl.config.plugins import KEY_PLACE, can_sign, code_of_its_own, where_from
 from embodyrl.config.rules import fact
-from embodyrl.config.schema import Config, Device, OnLoss, PlacementBackend, Precision, RolloutMode
+from embodyrl.config.schema import MOST_EPISODE_STEPS, Config, Device, OnLoss, PlacementBackend, Precision, RolloutMode
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import DiskFull, UserError, shell_command, without_controls
 from embodyrl.models.judging import CLASSIFIER
 from embodyrl.models.saved import other_options, weight_type
-from embodyrl.placement.cuda import has_nvidia_gpu, set_up_allocator, why_no_cuda
+from embodyrl.models.unread import unread_note
+from embodyrl.placement.cuda import has_nvidia_gpu, set_up_cuda, why_no_cuda
 from embodyrl.placement.launcher import MachineLost
 from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu
 from embodyrl.placement.ranks import RankInfo, is_follower, own_share, rank_info_here
@@ -31,7 +32,7 @@ from embodyrl.placement.run_plan import Machine, Plan, describe_run_binding, pla
 from embodyrl.planning.choices import is_large
 from embodyrl.registry import ALGORITHMS, SupportedModel
 from embodyrl.runner.build import PROGRAM, Host, open_runner
-from embodyrl.runner.checkpoint import Manifest, find, published
+from embodyrl.runner.checkpoint import DamageError, Found, Manifest, all_but_replay, find, published
 from embodyrl.runner.deployment import Deployment, deployed, lending
 from embodyrl.runner.fitting import fit, refuse_without_cuda, told
 from embodyrl.runner.ranks import follow, leading
@@ -39,14 +40,15 @@ from embodyrl.runner.rundir import (
     LOG_FILE,
     SOURCES,
     RunDir,
+    RunDirLostError,
     read_config,
     restore_files,
     sources_not_needed,
     write_config,
 )
-from embodyrl.runner.stopping import Interrupted
+from embodyrl.runner.stopping import Interrupted, ending_without_reader
 from embodyrl.runner.workers import RolloutWorkers
-from embodyrl.screen import say
+from embodyrl.screen import counted, say
 from embodyrl.tracking.report import REPORT_FILE, SummaryError, read_summary
 from embodyrl.tracking.sinks import TENSORBOARD
 from embodyrl.version import __version__
@@ -74,7 +76,7 @@ SHOWN_TASKS = 3
 
 
 class ChangeError(UserError):
-    """Raised when a run is to go on with settings that would make it another run."""
+    """Raised when a run is to continue with settings that would make it another run."""
 
     exit_code = 2
 
@@ -105,9 +107,16 @@ def start(loaded: LoadedConfig, host: Host = PROGRAM) -> Ending:
         return _train(loaded, directory, place, host, started=started, checkpoint=None)
 
 
-def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host: Host = PROGRAM) -> Ending:
-    """Continue from the last checkpoint of a run directory; `trust` runs its plug-ins even if they were written
-    elsewhere."""
+def go_on(
+    run_dir: Path,
+    overrides: Sequence[str],
+    *,
+    without_replay: bool = False,
+    trust: bool = False,
+    host: Host = PROGRAM,
+) -> Ending:
+    """Continue from the last checkpoint of a run directory, or without its past decisions; `trust` runs its plug-ins
+    even if they were written elsewhere."""
     started = time.monotonic()
     if is_follower():
         config = read_config(run_dir, overrides, SOURCES, trust=trust).config
@@ -116,7 +125,7 @@ def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host:
     with held(RunDir.open(run_dir)) as directory:
         if (again := _judging(run_dir, overrides, trust=trust)) is not None:
             return _judge_again(again, directory, host)
-        found = find(run_dir)
+        found = _find_whole(run_dir, without_replay=without_replay)
         if (warning := restore_files(run_dir, found.place)) is not None:
             show(directory, warning, host)
         sources = sources_not_needed(found.place)
@@ -124,8 +133,16 @@ def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host:
         # The reference policy is the one that the run began with, so its sources are needed again.
         if loaded.config.algorithm.kl_coef > 0.0:
             loaded = read_config(run_dir, overrides, trust=trust)
+        if without_replay and not isinstance(loaded.config.algorithm, ReplayAlgorithmConfig):
+            raise ChangeError(f"{run_dir} learns from no replay: leave out --without-replay")
         refuse_another_run(read_config(found.place, [], sources, trust=trust).config, loaded.config)
-        if is_over(Manifest.read(found.place), loaded.config) and _has_summary(run_dir):
+        manifest = Manifest.read(found.place)
+        if manifest.iteration > loaded.config.run.iterations:
+            raise ChangeError(
+                f"run.iterations = {loaded.config.run.iterations}, but {run_dir} has done {manifest.iteration}: "
+                "give a larger number"
+            )
+        if is_over(manifest, loaded.config) and _has_summary(run_dir):
             show(directory, f"{run_dir} is done. For more: {shell_command('resume', run_dir)} run.iterations=N", host)
             return Ending(run_dir=run_dir)
         write_config(run_dir, loaded)  # changed settings stay changed at the next resume
@@ -133,7 +150,38 @@ def go_on(run_dir: Path, overrides: Sequence[str], *, trust: bool = False, host:
         if found.warning is not None:
             show(directory, found.warning, host)
         place = rank_info_here(loaded.config)
-        return _train(loaded, directory, place, host, started=started, checkpoint=found.place)
+        return _train(loaded, directory, place, host, started=started, checkpoint=found)
+
+
+def _find_whole(run_dir: Path, *, without_replay: bool) -> Found:
+    """Find the checkpoint to continue from.
+
+    Raises:
+        DamageError: none is whole; says so if only their replays are damaged.
+    """
+    if without_replay:
+        return replace(find(run_dir, all_but_replay), with_replay=False)
+    try:
+        return find(run_dir)
+    except DamageError as error:
+        try:
+            place = find(run_dir, all_but_replay).place
+        except DamageError:
+            raise error from None
+        raise DamageError(
+            f"{error}, or continue from {place.name} with an empty replay, since all else of it is whole: "
+            f"{shell_command('resume', run_dir)} --without-replay"
+        ) from error
+
+
+def _newest(run_dir: Path, before: Found | None) -> Found | None:
+    """Find the checkpoint to continue from after a loss: what was saved since, or that which the run continued from."""
+    try:
+        return find(run_dir) if published(run_dir) else None
+    except DamageError:
+        if before is None or before.with_replay:
+            raise
+        return before
 
 
 def _learn_to_judge(loaded: LoadedConfig, directory: RunDir, host: Host) -> Ending:
@@ -165,11 +213,11 @@ def _judge_again(loaded: LoadedConfig, directory: RunDir, host: Host) -> Ending:
 
 
 def _train(
-    loaded: LoadedConfig, directory: RunDir, place: RankInfo, host: Host, *, started: float, checkpoint: Path | None
+    loaded: LoadedConfig, directory: RunDir, place: RankInfo, host: Host, *, started: float, checkpoint: Found | None
 ) -> Ending:
     """Train to the end, if `placement.on_loss` says so on ever fewer machines."""
     refuse_without_cuda(loaded.config.engine.device)
-    set_up_allocator()
+    set_up_cuda()
     lost: set[str] = set()
     while True:
         try:
@@ -179,10 +227,9 @@ def _train(
             if loaded.config.placement.on_loss is OnLoss.fail:
                 raise
             lost.add(error.machine)
-            found = find(directory.path) if published(directory.path) else None
-            checkpoint = None if found is None else found.place
-            where = "the start, since nothing was saved yet" if checkpoint is None else str(checkpoint)
-            show(directory, f"warning: {error}\nnote: placement.on_loss is resume: going on from {where}", host)
+            checkpoint = _newest(directory.path, checkpoint)
+            where = "the start, since nothing was saved yet" if checkpoint is None else str(checkpoint.place)
+            show(directory, f"warning: {error}\nnote: placement.on_loss is resume: continuing from {where}", host)
 
 
 def _train_on(
@@ -192,7 +239,7 @@ def _train_on(
     host: Host,
     *,
     started: float,
-    checkpoint: Path | None,
+    checkpoint: Found | None,
 ) -> Ending:
     loaded, place = deployment.loaded, deployment.place or place
     for line in machines(deployment.plan):
@@ -232,14 +279,18 @@ def held(directory: RunDir, is_resumable: Callable[[Path], object] = published) 
 
     Args:
         directory: its own.
-        is_resumable: whether there is something in it to go on from.
+        is_resumable: whether there is something in it to continue from.
 
     Raises:
         DiskFull: the block could not write something.
+        RunDirLostError: it could not, because the directory was deleted or moved.
     """
     try:
-        yield directory
+        with ending_without_reader():
+            yield directory
     except Exception as error:
+        if directory.is_lost:
+            raise RunDirLostError(directory.path) from error
         go_on = shell_command("resume", directory.path) if is_resumable(directory.path) else ""
         fault = DiskFull(error, go_on) if DiskFull.is_why(error) else error
         try:
@@ -276,11 +327,11 @@ def is_over(manifest: Manifest, config: Config) -> bool:
     """Return whether a run has nothing left to do: it has done all iterations or is good enough, and was evaluated."""
     success, target = manifest.metrics.get("eval/success_once"), config.run.stop_at_success
     enough = manifest.iteration >= config.run.iterations or (target is not None and (success or 0.0) >= target)
-    return success is not None and enough
+    return "eval/return" in manifest.metrics and enough
 
 
 def refuse_another_run(saved: Config, wanted: Config) -> None:
-    """Compare the settings of a checkpoint with those that the run is to go on with.
+    """Compare the settings of a checkpoint with those that the run is to continue with.
 
     Raises:
         ChangeError: some that make it a different run have changed; names them.
@@ -294,7 +345,7 @@ def refuse_another_run(saved: Config, wanted: Config) -> None:
         texts = [f"{key} = {now!r} (it was {before!r})" for key, (before, now) in changed.items()]
         back = [f"{key} back to {before!r}" for key, (before, _) in changed.items()]
         raise ChangeError(
-            f"{', '.join(texts)} cannot change when a run goes on: set {', '.join(back)}, or start a new run (only "
+            f"{', '.join(texts)} cannot change when a run continues: set {', '.join(back)}, or start a new run (only "
             f"{', '.join(key.rstrip('.') for key in RESUMABLE)} may change)"
         )
 
@@ -302,7 +353,8 @@ def refuse_another_run(saved: Config, wanted: Config) -> None:
 def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
     """Return the last lines on the screen: the result, and commands for the next step."""
     evaluations = summary["evaluations"]
-    rates = [f"{evaluations[key]['eval/success_once']:.2f}" for key in sorted(evaluations, key=int)]
+    found = [evaluations[key].get("eval/success_once") for key in sorted(evaluations, key=int)]
+    rates = ["-" if rate is None else f"{rate:.2f}" for rate in found]
     if len(rates) > SHOWN_RATES:
         rates = [*rates[:1], "...", *rates[1 - SHOWN_RATES :]]
     success = f"   success {' -> '.join(rates)}" if rates else ""
@@ -319,7 +371,7 @@ def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
     report = f"report: {page}\n" if page.is_file() else ""  # tracking.report is false, or a warning said why
     return (
         f"{'done' if stopped is None else f'stopped by {stopped}, saved'} in {summary['wall_s']:.1f} s   "
-        f"{summary['env_steps']:,} env steps, {summary['env_steps_per_s']:,.0f} per second{success}\n"
+        f"{counted(summary['env_steps'], 'env step')}, {summary['env_steps_per_s']:,.0f} per second{success}\n"
         f"{report}"
         "next: " + "\n      ".join(steps)
     )
@@ -329,7 +381,8 @@ def header(loaded: LoadedConfig, run_dir: Path) -> str:
     """Return the lines before the first iteration."""
     config = loaded.config
     judges = fact(ALGORITHMS, config.algorithm.name, "judges")
-    written = "metrics.jsonl, classifier/" if judges else "metrics.jsonl, checkpoints/, report.html, ..."
+    report = "report.html, " if config.tracking.report else ""
+    written = "metrics.jsonl, classifier/" if judges else f"metrics.jsonl, checkpoints/, {report}..."
     rows = [
         ("config", f"OK  {loaded.values} values, 0 faults   seed {config.seed}   (--print-config shows them)"),
         ("machine", machine(config)),
@@ -344,6 +397,8 @@ def header(loaded: LoadedConfig, run_dir: Path) -> str:
         rows.insert(-1, ("plug-ins", ", ".join(f"{name} ({where_from(name)})" for name in code)))
         if not can_sign():
             rows.insert(-1, ("", f"no key can be kept in {KEY_PLACE}, so resume and eval will need --trust"))
+    if config.model.checkpoint and (unread := unread_note(Path(config.model.checkpoint))):
+        rows.insert(4, ("", without_controls(f"note: {unread}")))
     if changed := other_options(config.model):
         rows.insert(4, ("", f"the checkpoint was saved with other options: {', '.join(changed)}"))
     title = f"embodyrl {__version__}   run {config.run.name}   ({loaded.source})"
@@ -363,7 +418,7 @@ def machine(config: Config) -> str:
         place = f"policy on the CPU, {precision} (auto: {why_not if gpu else 'no NVIDIA GPU'})"
     else:
         place = f"policy on {device.value}, {precision}"
-    return f"{cores} usable cores, {memory:.0f} GiB, {'NVIDIA GPU' if gpu else 'no GPU'} -> {place}"
+    return f"{counted(cores, 'usable core')}, {memory:.0f} GiB, {'NVIDIA GPU' if gpu else 'no GPU'} -> {place}"
 
 
 def computes_in(config: Config, *, on_gpu: bool) -> str:
@@ -396,13 +451,13 @@ def placement(config: Config) -> str:
         plan = plan_run(config, [Machine(inventory=here)], place.size)
         simulators = counted(len(plan.role("env")) // count, "simulator process")
         learning = f"learning in {counted(place.size, 'rank')}; {describe_run_binding(config.env.numa, here, plan)}"
-        each = ", each" if count > 1 else ""
+        each = f"{', each' if count > 1 else ''} with {counted(envs // count, 'env')}"
         if config.rollout.mode is RolloutMode.async_:
             learning = f"{config.rollout.max_staleness} ahead of {learning}"
-        return f"{counted(count, 'rollout worker')}{each} with {envs // count} envs in {simulators}; {learning}"
+        return f"{counted(count, 'rollout worker')}{each} in {simulators}; {learning}"
     near = policy_gpu(config.engine.device, here)
     workers = plan_env_workers(own_share(config.env, place, here), here, near)
-    ranks = "" if place.size == 1 else f"{place.size} ranks, each with {envs // place.size} envs in "
+    ranks = "" if place.size == 1 else f"{place.size} ranks, each with {counted(envs // place.size, 'env')} in "
     processes = counted(len(workers), "simulator process")
     return f"{ranks}{processes}; {describe_binding(config.env.numa, here, workers, near)}"
 
@@ -433,12 +488,6 @@ def machines(plan: Plan) -> list[str]:
     return rows
 
 
-def counted(number: int, what: str) -> str:
-    """Return a number of things in words, as in `2 ranks`."""
-    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
-    return f"{number} {what}{ending}"
-
-
 def model(config: Config) -> str:
     """Return the row on the policy: name, origin, and the data type of its weights."""
     origin = "random weights" if config.model.checkpoint is None else f"weights from {config.model.checkpoint}"
@@ -449,39 +498,48 @@ def model(config: Config) -> str:
 def simulator(config: Config) -> str:
     """Return the row on tasks, cameras and envs."""
     env = config.env
-    more = f" and {len(env.tasks) - SHOWN_TASKS} other tasks" if len(env.tasks) > SHOWN_TASKS else ""
+    more = f" and {counted(len(env.tasks) - SHOWN_TASKS, 'other task')}" if len(env.tasks) > SHOWN_TASKS else ""
     frames = f", {env.frames} frames" if env.frames > 1 else ""
     size = "x".join(map(str, env.image_size))
     images = f"   cameras {', '.join(env.cameras)} ({size}{frames})" if env.cameras else ""
     return (
-        f"{env.name} {', '.join(env.tasks[:SHOWN_TASKS])}{more}{images}   {env.num_envs} envs, "
-        f"episodes of {env.max_episode_steps} steps"
+        f"{env.name} {', '.join(env.tasks[:SHOWN_TASKS])}{more}{images}   {counted(env.num_envs, 'env')}, "
+        f"{_episodes(env.known_time_limit)}"
     )
+
+
+def _episodes(limit: int | None) -> str:
+    """Describe episodes by their time limit [control steps]; None: it is not known yet."""
+    if limit is None:
+        return "episodes as long as the simulator says"
+    return "episodes without a time limit" if limit == MOST_EPISODE_STEPS else f"episodes of {counted(limit, 'step')}"
 
 
 def algorithm(config: Config) -> str:
     """Return the row on the algorithm and the size of an iteration."""
     settings, rollout = config.algorithm, config.rollout
+    iterations = counted(config.run.iterations, "iteration")
     if isinstance(settings, ReplayAlgorithmConfig):
         learning = settings.off_policy
         share = f", {learning.demonstrations:.0%} of them" if isinstance(learning, DemonstratedConfig) else ""
         demonstrated = f"{share} from {config.data.path}" if config.data.path is not None else ""
         return (
-            f"{settings.name}   {config.run.iterations} iterations of {rollout.num_chunks} chunks x "
-            f"{config.env.num_envs} envs, chunks of {rollout.chunk_size} action(s), {learning.updates_per_step:g} "
-            f"update(s) per chunk in minibatches of {learning.batch_size}" + demonstrated
+            f"{settings.name}   {iterations} of {counted(rollout.num_chunks, 'chunk')} x "
+            f"{counted(config.env.num_envs, 'env')}, chunks of {counted(rollout.chunk_size, 'action')}, "
+            f"{counted(learning.updates_per_step, 'update')} per chunk in minibatches of {learning.batch_size}"
+            + demonstrated
         )
     if config.data.path is not None:
         data = config.data
         return (
-            f"{settings.name}   {config.run.iterations} iterations of {data.steps} x {data.batch_size} chunks of "
-            f"{rollout.chunk_size} action(s) from {data.path}"
+            f"{settings.name}   {iterations} of {data.steps} x {counted(data.batch_size, 'chunk')} of "
+            f"{counted(rollout.chunk_size, 'action')} from {data.path}"
         )
     chunks = rollout.num_chunks * config.env.num_envs * rollout.episodes_per_slot
     episodes = f" x {rollout.episodes_per_slot} episodes" if rollout.episodes_per_slot > 1 else ""
     return (
-        f"{settings.name} ({settings.advantage.name}, {settings.loss.name})   {config.run.iterations} iterations of "
-        f"{rollout.num_chunks} chunks x {config.env.num_envs} envs{episodes}, "
-        f"chunks of {rollout.chunk_size} action(s), "
-        f"{settings.epochs} epochs in minibatches of {chunks // settings.minibatches}"
+        f"{settings.name} ({settings.advantage.name}, {settings.loss.name})   {iterations} of "
+        f"{counted(rollout.num_chunks, 'chunk')} x {counted(config.env.num_envs, 'env')}{episodes}, "
+        f"chunks of {counted(rollout.chunk_size, 'action')}, "
+        f"{counted(settings.epochs, 'epoch')} in minibatches of {chunks // settings.minibatches}"
     )

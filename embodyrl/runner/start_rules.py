@@ -16,7 +16,7 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import Rule, fact, is_supervised
 from embodyrl.config.schema import Config, Device, PlacementBackend
 from embodyrl.placement.cuda import has_nvidia_gpu, why_no_cuda
-from embodyrl.registry import ALGORITHMS, SupportedModel
+from embodyrl.registry import ALGORITHMS, PYAV, SupportedModel
 from embodyrl.runner.rundir import why_not
 
 BLIND_REWARDS = ("dense", "success", "difference")
@@ -50,6 +50,17 @@ def cuda_is_there(config: Config) -> Iterator[ConfigIssue]:
         return  # it is asked itself, when the engine is built
     if config.engine.device is Device.cuda and (reason := why_no_cuda()) is not None:
         yield ConfigIssue("engine.device", f"engine.device is cuda, but torch cannot use CUDA here: {reason}")
+
+
+def videos_can_be_written(config: Config) -> Iterator[ConfigIssue]:
+    """Check that the package is there that writes videos of evaluations, if there are to be any."""
+    if config.tracking.video.episodes and not PYAV.is_met():
+        yield ConfigIssue(
+            "tracking.video.episodes",
+            f"tracking.video.episodes = {config.tracking.video.episodes}, but videos are written with package "
+            f"{PYAV.module!r}, which is not installed",
+            f"run: {PYAV.install}, or set tracking.video.episodes to 0",
+        )
 
 
 def processes_are_allowed(config: Config) -> Iterator[ConfigIssue]:
@@ -199,6 +210,7 @@ def _control_group() -> int | None:
 
 _OF_THIS_MACHINE: tuple[Rule, ...] = (
     cuda_is_there,
+    videos_can_be_written,
     processes_are_allowed,
     envs_fit_into_memory,
     rollout_fits_into_memory,

@@ -1,4 +1,4 @@
-"""The state of a run, and saving it: while the run waits, or in the background while it goes on.
+"""The state of a run, and saving it: while the run waits, or in the background while it continues.
 
 Besides the policy's weights it is counters, optimiser, random streams, simulators' states, and surplus groups. Nested
 state is stored in two files that run no code when they are read: safetensors for the tensors, JSON for the rest. Where
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from embodyrl.config import LoadedConfig
 from embodyrl.engine.lora import save_policy
-from embodyrl.errors import RunError, shell_command
+from embodyrl.errors import DiskFull, RunError, shell_command
 from embodyrl.models.policy import Policy
 from embodyrl.rollout.batch import TrajectoryBatch, leaves
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
@@ -34,13 +34,15 @@ from embodyrl.runner.checkpoint import (
     CHECKPOINTS,
     LAST,
     POLICY,
+    REPLAY,
     TRAINER,
     DamageError,
     Manifest,
     Retention,
+    has_lost,
     writing,
 )
-from embodyrl.runner.reproduction import LOCK_FILE, Lock, weights_of
+from embodyrl.runner.reproduction import LOCK_FILE, Lock, weights_of, without_record
 from embodyrl.runner.rundir import write_config
 
 COUNTERS = "counters.json"
@@ -48,9 +50,8 @@ ENGINE = "engine"
 SIMULATORS = "simulators"
 SURPLUS = "surplus.safetensors"
 WAITING = "waiting"
-REPLAY = "replay"
 TENSORS, STRUCTURE = ".safetensors", ".json"
-ADDED = {"restore_mismatches": 0, "comes_back": True, "imitated": 0}
+ADDED: dict[str, Any] = {"restore_mismatches": 0, "comes_back": True, "imitated": 0, "newest": {}}
 """Counters that the first checkpoints of this format lack, with the values that they get."""
 
 
@@ -78,6 +79,8 @@ class Progress:
     """Optimiser steps of imitation before the first iteration."""
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metrics of every evaluation, by iteration."""
+    newest: dict[str, list[Any]] = field(default_factory=dict)
+    """Of the newest training episodes, see `rollout.episodes.newest_with`."""
 
     @classmethod
     def of(cls, state: TrainerState) -> Progress:
@@ -90,7 +93,10 @@ class Progress:
         if isinstance(found, dict):
             found = ADDED | found
         check_alike(found, vars(cls()), "the checkpoint's progress")
-        return cls(**found)  # type: ignore[arg-type]
+        progress = cls(**found)  # type: ignore[arg-type]
+        if not _are_episodes(progress.newest):
+            raise DamageError("the checkpoint's newest episodes are no returns and successes. Use another checkpoint")
+        return progress
 
     @property
     def latest(self) -> dict[str, float]:
@@ -99,7 +105,8 @@ class Progress:
 
     def is_best_yet(self, metric: str) -> bool:
         """Return whether this iteration's evaluation beats those after all earlier ones."""
-        earlier = [found[metric] for key, found in self.evaluations.items() if 0 < int(key) < self.iteration]
+        evaluated = {int(key): found for key, found in self.evaluations.items() if metric in found}
+        earlier = [found[metric] for iteration, found in evaluated.items() if 0 < iteration < self.iteration]
         return metric in self.latest and all(self.latest[metric] > value for value in earlier)
 
 
@@ -135,8 +142,9 @@ class TrainerState:
         if self.surplus is not None:
             self.surplus.save(folder / SURPLUS)
         if self.replay is not None:
-            (folder / REPLAY).mkdir()
-            self.replay.save(folder / REPLAY, None if before is None else before / REPLAY)
+            replay = Path(REPLAY).name
+            (folder / replay).mkdir()
+            self.replay.save(folder / replay, None if before is None else before / replay)
         for number, rollout in enumerate(self.waiting):
             rollout.batch.save(folder / f"{WAITING}_{number:04d}{TENSORS}")
 
@@ -161,12 +169,17 @@ class TrainerState:
         return tensors + sum(map(len, self.simulators))
 
     @classmethod
-    def load(cls, folder: Path) -> TrainerState:
+    def load(cls, folder: Path, *, with_replay: bool = True) -> TrainerState:
         """Read what `save` wrote; nothing that the files hold is executed.
+
+        Args:
+            folder: of a checkpoint, which has been verified.
+            with_replay: read that of past decisions, too.
 
         Raises:
             DamageError: a file is missing or damaged.
         """
+        replay = folder / Path(REPLAY).name
         try:
             counters = dict(json.loads((folder / COUNTERS).read_text()))
             waiting = counters.pop(WAITING, [])
@@ -183,7 +196,7 @@ class TrainerState:
                     )
                     for number, each in enumerate(waiting)
                 ],
-                replay=ReplayState.load(folder / REPLAY) if (folder / REPLAY).is_dir() else None,
+                replay=ReplayState.load(replay) if with_replay and replay.is_dir() else None,
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise DamageError(
@@ -193,6 +206,13 @@ class TrainerState:
 
 def _copied(batch: TrajectoryBatch) -> TrajectoryBatch:
     return batch.take(torch.arange(batch.size[1]), "B")
+
+
+def _are_episodes(newest: dict[str, Any]) -> bool:
+    """Return whether a checkpoint's newest episodes have the form that `Progress.newest` has."""
+    returns, successes = newest.get("returns", []), newest.get("successes", [])
+    lists = isinstance(returns, list) and isinstance(successes, list) and len(returns) == len(successes)
+    return lists and all(type(each) is float for each in returns) and {*map(type, successes)} <= {bool, type(None)}
 
 
 def check_alike(found: Any, expected: Any, where: str) -> None:
@@ -240,16 +260,21 @@ class Snapshot:
     lock: Lock | None = None
     """What the simulators and the policy give; None if no evaluation has shown it yet."""
 
-    def write(self, folder: Path, before: Path | None) -> None:
-        """Write everything into an existing folder; `before` is the checkpoint that this run saved before."""
+    def write(self, folder: Path, before: Path | None) -> str | None:
+        """Write everything into an existing folder; `before` is the checkpoint that this run saved before. Returns why
+        there is no record of reproduction, if it could not be written: it is not needed to continue."""
         for name in (POLICY, TRAINER):
             (folder / name).mkdir()
-        earlier = None if before is None else before / POLICY
+        earlier = None if before is None or has_lost(before, POLICY) else before / POLICY
         save_policy(self.policy, folder / POLICY, self.loaded.config.model, earlier)
         self.trainer.save(folder / TRAINER, None if before is None else before / TRAINER)
         write_config(folder, self.loaded)
-        if self.lock is not None:
-            replace(self.lock, weights=weights_of(self.policy)).save(folder / LOCK_FILE)
+        try:
+            if self.lock is not None:
+                replace(self.lock, weights=weights_of(self.policy)).save(folder / LOCK_FILE)
+        except Exception as error:
+            return without_record(error)
+        return None
 
     def apart(self) -> Snapshot:
         """Return a copy on the CPU that shares no memory, so that the run can continue while it is written."""
@@ -271,6 +296,8 @@ class Saved:
     """Seconds that the run stood still for it."""
     seconds: float
     """Seconds in total."""
+    warning: str | None = None
+    """What it lacks."""
 
 
 class Saver:
@@ -291,12 +318,12 @@ class Saver:
 
     @property
     def lost_last(self) -> bool:
-        """Whether the checkpoint that this saver wrote last, or went on from, has been removed since, or there is
-        none."""
-        return self._pending is None and (self._place is None or not self._place.is_dir())
+        """Whether the replay's files have been removed or cut short in the checkpoint that this saver wrote last, or
+        continued from, or there is none."""
+        return self._pending is None and (self._place is None or has_lost(self._place, REPLAY))
 
     def continue_from(self, place: Path) -> None:
-        """Note the checkpoint that the run goes on from: what has not changed since is linked to its files."""
+        """Note the checkpoint that the run continues from: what has not changed since is linked to its files."""
         self._place = place
 
     def __enter__(self) -> Saver:
@@ -351,12 +378,13 @@ class Saver:
         keep = self._retention
         try:
             with writing(self._run_dir, snapshot.iteration, metrics=snapshot.metrics, retention=keep) as publication:
-                snapshot.write(publication.folder, self._place)
+                warning = snapshot.write(publication.folder, self._place)
         except (OSError, SafetensorError) as error:
             raise SaveError(self._explain(snapshot, error)) from error
         self._place = publication.place
         seconds = time.perf_counter() - start
-        return Saved(place=publication.place, waited_s=seconds if waited_s is None else waited_s, seconds=seconds)
+        waited_s = seconds if waited_s is None else waited_s
+        return Saved(place=publication.place, waited_s=waited_s, seconds=seconds, warning=warning)
 
     def _explain(self, snapshot: Snapshot, error: Exception) -> str:
         free = shutil.disk_usage(self._run_dir).free
@@ -366,11 +394,11 @@ class Saver:
         if last.exists():
             older = f"{last.resolve()} is whole and remains the last"
             needed = sum(facts["size"] for facts in Manifest.read(last.resolve()).files.values())
-        return (
-            f"the checkpoint of iteration {snapshot.iteration} could not be written to {self._run_dir}: {error}. It "
-            f"takes about {needed} bytes, {free} are free there; {older}. Make room, then go on: "
-            f"{shell_command('resume', self._run_dir)}"
-        )
+        again = f"continue: {shell_command('resume', self._run_dir)}"
+        what = f"the checkpoint of iteration {snapshot.iteration} could not be written to {self._run_dir}: {error}"
+        if free > needed and not DiskFull.is_why(error):
+            return f"{what}; {older}. Once that is resolved, {again}"
+        return f"{what}. It takes about {needed} bytes, {free} are free there; {older}. Make room, then {again}"
 
 
 def copy_to_cpu(policy: Policy) -> Policy:

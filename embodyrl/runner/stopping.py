@@ -27,6 +27,8 @@ its process group, and people press Ctrl-C twice [s]."""
 AGAIN_S = 0.5
 """Interval after which an `Interrupted` that was swallowed is raised again [s]."""
 
+NO_READER = "nobody reads stdout any more"
+
 CALLBACK = 0
 """Stands for a callback among the numbers of signals that asked to stop."""
 NO_SIGNAL = (None, CALLBACK)
@@ -34,6 +36,9 @@ NO_SIGNAL = (None, CALLBACK)
 
 _active: list[Stopper] = []
 """Those that turn signals into requests now, the innermost last."""
+
+_ending: list[None] = []
+"""Has an entry for each `ending_without_reader`."""
 
 _fulfilled: list[float] = []
 """Time (`time.monotonic`) of the request that a `Stopper` of this process received first. From then on the program
@@ -55,7 +60,8 @@ class Interrupted(BaseException):
 class LastingScreen:
     """stdout whose reader may go away (`| head`, a `tee` that dies, or that the same Ctrl-C ends before this process
     knows of it) while a `Stopper` is active or after its request: what is printed then is dropped, and the work under
-    way is finished and saved, as after SIGHUP. At other times, `BrokenPipeError` is raised as ever.
+    way is finished and saved, as after SIGHUP. Within `ending_without_reader` the program ends so. At other times,
+    `BrokenPipeError` is raised as ever.
 
     Args:
         stream: stdout.
@@ -84,11 +90,25 @@ def _no_reader_needed() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        if not (_active or _fulfilled):
+        if not (_active or _ending or _fulfilled):
             raise
         _leave_dead_screens()  # also for what is still in Python's buffer
         if _active:
             _active[-1].hang_up()
+        elif not _fulfilled and signal.SIGHUP in heard():
+            _say(NO_READER)
+            os.kill(os.getpid(), signal.SIGHUP)  # to the main thread, whichever one prints
+
+
+@contextmanager
+def ending_without_reader() -> Iterator[None]:
+    """Have a block end as after SIGHUP once nobody reads stdout any more, while no `Stopper` is active; not if the
+    program is deaf to SIGHUP (nohup)."""
+    _ending.append(None)
+    try:
+        yield
+    finally:
+        _ending.pop()
 
 
 @contextmanager
@@ -204,7 +224,7 @@ class Stopper:
     def hang_up(self) -> None:
         """Request to stop because nobody reads stdout any more; not if the program is deaf to SIGHUP (nohup)."""
         if self._wish in NO_SIGNAL and signal.SIGHUP in heard():
-            self._accept(signal.SIGHUP, why="nobody reads stdout any more: ")
+            self._accept(signal.SIGHUP, why=f"{NO_READER}: ")
 
     def agree(self) -> bool:
         """Agree on the request of the first rank that has one; returns whether there is any. All ranks must call it."""

@@ -1,4 +1,4 @@
-"""A run as its files tell it, while it goes on or afterwards. Nothing here writes to the run or takes its lock."""
+"""A run as its files tell it, while it continues or afterwards. Nothing here writes to the run or takes its lock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import yaml
 
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, without_controls
 from embodyrl.runner.rundir import CONFIG_FILE, LOCK_FILE, LOG_FILE
 from embodyrl.tracking.report import SummaryError, read_summary
 from embodyrl.tracking.sinks import METRICS_FILE, rows_in
@@ -86,7 +86,7 @@ class RunView:
     @property
     def evaluation(self) -> dict[str, Any] | None:
         """The row of the last evaluation."""
-        return next((row for row in reversed(self.rows) if row.get("eval/success_once") is not None), None)
+        return next((row for row in reversed(self.rows) if row.get("eval/return") is not None), None)
 
     @property
     def left_s(self) -> float | None:
@@ -138,7 +138,8 @@ class RunWatcher:
         """
         if not (self.path / CONFIG_FILE).is_file():
             raise WatchError(f"{self.path} has no {CONFIG_FILE} any more: it was removed")
-        name, iterations = _settings(self.path)
+        name, iterations = settings_of(self.path)
+        name = without_controls(name)  # config and log may be a stranger's
         view = RunView(path=self.path, name=name, iterations=iterations, rows=self._metrics())
         log = _log(self.path)
         view.notes = [line for line in log if line[21:].startswith(WORTH_SEEING)]
@@ -189,8 +190,9 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
             yield from _runs_below(folder / name, depth - 1)
 
 
-def _settings(run_dir: Path) -> tuple[str, int | None]:
-    """Return the name of a run, and its number of iterations. Its config is not checked: the run has done that."""
+def settings_of(run_dir: Path) -> tuple[str, int | None]:
+    """Return the name of a run or a checkpoint, and its number of iterations; None if its config does not say it. Its
+    config is not checked: the run has done that."""
     try:
         run = yaml.safe_load((run_dir / CONFIG_FILE).read_text())["run"]
         return str(run["name"]), int(run["iterations"])
@@ -199,9 +201,9 @@ def _settings(run_dir: Path) -> tuple[str, int | None]:
 
 
 def _log(run_dir: Path) -> list[str]:
-    """Return the lines of run.log, each with its time."""
+    """Return the lines of run.log, each with its time, without control characters."""
     try:
-        return (run_dir / LOG_FILE).read_text(errors="replace").splitlines()
+        return without_controls((run_dir / LOG_FILE).read_text(errors="replace")).splitlines()
     except FileNotFoundError:
         return []
 

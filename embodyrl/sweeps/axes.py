@@ -35,7 +35,7 @@ class Axis:
     """A setting with several values."""
 
     key: str
-    """As on the command line: `algorithm.clip_high`, `env`."""
+    """As on the command line: `algorithm.loss.clip_high`, `env`."""
     values: tuple[str, ...]
     """As on the command line."""
 
@@ -45,7 +45,7 @@ class Point:
     """The swept settings of one run."""
 
     name: str
-    """Its folder: `algorithm.clip_high=0.2,seed=3`."""
+    """Its folder: `algorithm.loss.clip_high=0.2,seed=3`."""
     values: dict[str, str]
 
     @property

@@ -97,7 +97,7 @@ class Conductor:
             return
         self._running[process] = (task, share)
         task.line.started, task.line.state = time.monotonic(), "running"
-        self._screen.say(f"{task.line.name}: {'goes on' if task.words[0] == 'resume' else 'started'}")
+        self._screen.say(f"{task.line.name}: {'continues' if task.words[0] == 'resume' else 'started'}")
 
     def _collect(self) -> None:
         for process in [each for each in self._running if each.poll() is not None]:

@@ -19,7 +19,7 @@ from embodyrl.errors import UserError, shell_command
 from embodyrl.files import write_whole
 from embodyrl.models.judging import CLASSIFIER
 from embodyrl.runner.checkpoint import published
-from embodyrl.runner.rundir import CONFIG_FILE, RunDir, is_free, make_numbered, write_config
+from embodyrl.runner.rundir import CONFIG_FILE, RunDir, is_free, make_numbered, near_path, write_config
 from embodyrl.sweeps.axes import Point
 from embodyrl.tracking.report import SummaryError, read_summary
 from embodyrl.version import __version__
@@ -43,9 +43,9 @@ class State(StrEnum):
     missing = "missing"
     """It has no results."""
     interrupted = "interrupted"
-    """It can go on from a checkpoint."""
+    """It can continue from a checkpoint."""
     unsaved = "unsaved"
-    """It has results, but nothing to go on from."""
+    """It has results, but nothing to continue from."""
     finished = "finished"
 
 
@@ -102,7 +102,7 @@ def make_folder(loaded: LoadedConfig) -> Path:
         return make_numbered(Path("runs") / run.name / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-sweep")
     path = Path(run.dir)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        remedy = f"go on with it: {shell_command('resume', path)}" if is_sweep(path) else "choose another run.dir"
+        remedy = f"continue with it: {shell_command('resume', path)}" if is_sweep(path) else "choose another run.dir"
         raise SweepError(f"{path} exists already and is never overwritten: {remedy}")
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -131,10 +131,11 @@ def read_plan(path: Path) -> Plan:
         given = {key.name: found[key.name] for key in dataclasses.fields(Plan)}
         return Plan(**given | {"points": points, "needs": found["needs"] and Needs(**found["needs"])})
     except FileNotFoundError as error:
-        raise SweepError(f"{path} is no sweep (no {SWEEP_FILE}): give the folder that a sweep made") from error
+        remedy = near_path(path, SWEEP_FILE) or "give the folder that a sweep made"
+        raise SweepError(f"{path} is no sweep (no {SWEEP_FILE}): {remedy}") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise SweepError(
-            f"{file} is damaged ({type(error).__name__}: {error}): its runs are whole, go on with each of them"
+            f"{file} is damaged ({type(error).__name__}: {error}): its runs are whole, continue with each of them"
         ) from error
 
 
@@ -179,7 +180,7 @@ def state_of(run_dir: Path) -> State:
 
 
 def set_aside(sweep: Path, run_dir: Path) -> Path:
-    """Move what a run left that has nothing to go on from, so that it can start again; returns where it is."""
+    """Move what a run left that has nothing to continue from, so that it can start again; returns where it is."""
     RunDir(run_dir).close()  # refuses while another process uses it
     place = make_numbered(sweep / UNSAVED / run_dir.name)
     shutil.move(run_dir, place)

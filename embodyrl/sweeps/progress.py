@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from embodyrl.errors import without_controls
+from embodyrl.terminal import Console
 from embodyrl.tracking.sinks import METRICS_FILE, read_row
 
 PLAIN_EVERY_S = 30.0
@@ -39,7 +39,7 @@ class Reader:
     _seconds: list[float] = field(default_factory=list)
 
     def read(self) -> None:
-        """Take in what was added. The sink rewrites the file when a run goes on, which then is read from its start."""
+        """Take in what was added. The sink rewrites the file on resume, which then is read from its start."""
         try:
             size = self.path.stat().st_size
         except FileNotFoundError:
@@ -59,8 +59,7 @@ class Reader:
 
     def _add(self, row: dict[str, Any]) -> None:
         self.iteration = row["iteration"]
-        for key in ("env/success_once", "env/success_recent"):
-            self.success = row.get(key, self.success)
+        self.success = row.get("env/success_recent", self.success)
         self.evaluated = row.get("eval/success_once", self.evaluated)
         seconds = row.get("time/iteration")
         if seconds is not None:
@@ -164,7 +163,7 @@ class Screen:
         text = without_controls(text)
         self._note(text)
         if self._shown:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(text, soft_wrap=True)
 
     def close(self) -> None:
         """Show the last state, and stop updating."""

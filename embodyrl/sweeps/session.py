@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from dataclasses import replace as with_changes
 from pathlib import Path
 
-from rich.console import Console
-
 from embodyrl.config import LoadedConfig
 from embodyrl.config.issues import KeyPath
 from embodyrl.config.plugins import can_sign, code_of_its_own
+from embodyrl.config.schema import AUTO
 from embodyrl.errors import UserError, shell_command
 from embodyrl.placement.plan import Inventory, inventory
 from embodyrl.placement.ranks import is_launched
-from embodyrl.planning.choices import AUTO
 from embodyrl.runner.build import PROGRAM, Host
 from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, RunDir, read_config
-from embodyrl.runner.session import counted, held, show
+from embodyrl.runner.session import held, show
+from embodyrl.screen import counted
 from embodyrl.sweeps.axes import Loader, Point, Seeds, load_all, points_of, split_words, together, with_seeds
 from embodyrl.sweeps.conductor import Conductor, Task
 from embodyrl.sweeps.folder import (
@@ -39,6 +38,7 @@ from embodyrl.sweeps.folder import (
 from embodyrl.sweeps.progress import Line, Screen, short_names
 from embodyrl.sweeps.results import Results, read_results, remarks, results_table, write_results
 from embodyrl.sweeps.sharing import free_memory, is_elsewhere, most_at_once, plan_elsewhere, shares_of
+from embodyrl.terminal import Console
 from embodyrl.tracking.report.record import read_run
 from embodyrl.tracking.report.summary import REPORT_FILE, needs_packages
 
@@ -66,7 +66,7 @@ class Wish:
     at_once: int | None = None
     """Runs at once; None: as many as fit."""
     overrides: Sequence[str] = ()
-    """Settings that may change on resume, of all its runs; with any, finished runs go on, too."""
+    """Settings that may change on resume, of all its runs; with any, finished runs continue, too."""
     trust: bool = False
     """Run plug-ins that somebody else wrote."""
 
@@ -109,7 +109,7 @@ def start(
 
 
 def go_on(path: Path, wish: Wish | None = None, host: Host = PROGRAM) -> SweepEnding:
-    """Continue a sweep: finished runs are kept, interrupted ones go on from their checkpoints, others start.
+    """Continue a sweep: finished runs are kept, interrupted ones continue from their checkpoints, others start.
 
     Raises:
         ConfigError: a config is not valid (any more); names the faults of all of them. Nothing was started.
@@ -216,7 +216,7 @@ def _tasks(
     for name, point, loaded in zip(names, todo, configs, strict=True):
         run_dir, state = path / point.name, states[point.name]
         if state is State.unsaved:
-            say(f"  {name} had saved nothing to go on from and starts again; what it left: {set_aside(path, run_dir)}")
+            say(f"  {name} had saved nothing to resume from and starts again; what it left: {set_aside(path, run_dir)}")
         if state in (State.interrupted, State.finished):
             words = ["resume", str(run_dir)]
         else:
@@ -249,7 +249,7 @@ def _end(
             show(directory, f"report: {report}", host)
     except (UserError, OSError) as error:  # the results are written
         again = shell_command("report", path)
-        show(directory, f"warning: no {REPORT_FILE}: {error}. Once that is mended: {again}", host)
+        show(directory, f"warning: no {REPORT_FILE}: {error}. Once that is fixed: {again}", host)
     if finished < len(results.runs):
         show(directory, f"next: {shell_command('resume', path)}", host)
     exit_code = 128 + stopped_by if stopped_by is not None else 1 if failed else 0

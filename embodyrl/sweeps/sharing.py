@@ -17,6 +17,7 @@ from embodyrl.errors import UserError
 from embodyrl.placement.plan import Inventory, inventory, plan_env_workers
 from embodyrl.placement.ranks import gpu_names, gpus_wanted
 from embodyrl.planning.planner import ranks_of
+from embodyrl.screen import counted
 from embodyrl.sweeps.folder import Needs
 
 SIMULATOR = 0.6 * 2**30
@@ -124,7 +125,7 @@ def most_at_once(needs: Needs, machine: Inventory, memory: float, runs: int) -> 
         return 1, f"it is not known what they need ({needs.unknown})"
     limits = {
         "runs": runs,
-        f"{machine.cores} core{'s' * (machine.cores != 1)}, {needs.cores} for each": machine.cores // needs.cores,
+        f"{counted(machine.cores, 'core')}, {needs.cores} for each": machine.cores // needs.cores,
         f"{memory / 1e9:.1f} GB of free memory, {needs.host / 1e9:.1f} GB for each": (
             int(FULL * memory // needs.host) if needs.host else runs
         ),
@@ -134,7 +135,7 @@ def most_at_once(needs: Needs, machine: Inventory, memory: float, runs: int) -> 
         beside = 1
         if needs.gpus == 1 and needs.gpu and needs.gpu_memory:
             beside = max(1, int(FULL * needs.gpu_memory // needs.gpu))
-        limits[f"{gpus} GPU{'s' * (gpus != 1)}, {beside} on each"] = gpus // needs.gpus * beside
+        limits[f"{counted(gpus, 'GPU')}, {beside} on each"] = gpus // needs.gpus * beside
     reason = min(limits, key=lambda each: limits[each])
     return max(1, limits[reason]), "all of them" if reason == "runs" else reason
 

@@ -38,7 +38,7 @@ class Phase(StrEnum):
 
 
 COMPUTING = frozenset({Phase.infer, Phase.preprocess, Phase.train, Phase.sync})
-"""Phases that queue work on a GPU, which may go on when they have ended."""
+"""Phases that queue work on a GPU, which may continue when they have ended."""
 
 
 class Event(Protocol):

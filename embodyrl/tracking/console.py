@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
 from embodyrl.screen import bar, duration, fold, telling
+from embodyrl.terminal import Console
 from embodyrl.tracking.clock import Phase
 from embodyrl.tracking.sinks import SinkContext
 
@@ -39,17 +40,16 @@ class Column:
 
 ROLLOUTS = (
     Column(title="env steps", key="env/total_steps", width=10, format=",.0f"),
-    Column(title="return", key="env/return", width=9, format=".2f"),
-    Column(title="success", key="env/success_once", width=7, format=".2f"),
+    Column(title="return", key="env/return_recent", width=9, format=".2f"),
+    Column(title="success", key="env/success_recent", width=7, format=".2f"),
     Column(title="kl", key="train/approx_kl", width=7, format=".4f"),
     Column(title="clip", key="train/clip_fraction", width=5, format=".2f"),
     Column(title="expl.var", key="train/explained_variance", width=8, format=".2f"),
     Column(title="steps/s", key="time/env_steps_per_s", width=7, format=",.0f"),
 )
-"""Columns of a run with rollouts."""
+"""Columns of a run with rollouts; `return` and `success` are means over the newest training episodes."""
 REPLAY = (
-    *ROLLOUTS[:2],
-    Column(title="success", key="env/success_recent", width=7, format=".2f"),
+    *ROLLOUTS[:3],
     Column(title="replay", key="replay/fill", width=6, format=".0%"),
     Column(title="updates", key="train/updates", width=8, format=",.0f"),
     Column(title="Q", key="train/q", width=7, format=".2f"),
@@ -57,7 +57,9 @@ REPLAY = (
     Column(title="entropy", key="train/entropy", width=7, format=".2f"),
     ROLLOUTS[-1],
 )
-"""Columns of a run that learns from a replay; `success` is that of the newest 30 episodes."""
+"""Columns of a run that learns from a replay."""
+OF_THE_NEWEST = "return, success: means over the newest 100 training episodes, or all of this rollout if these are more"
+"""What a table of a run with rollouts begins with."""
 EXPERT = Column(title="expert", key="env/interventions", width=6, format=".0%")
 """Share of the decisions that an expert has taken over."""
 CORRECTED = (*REPLAY[:4], EXPERT, *REPLAY[4:])
@@ -120,6 +122,8 @@ class ConsoleSink:
         """Show one iteration."""
         if "time/iteration" not in metrics:  # the evaluation before training
             return
+        if not self._columns and "env/steps" in metrics:
+            self.message(OF_THE_NEWEST)
         self._columns = (FIRST, *columns_for(metrics), *LAST)
         self._training_s += metrics["time/iteration"]
         cells = cells_of(metrics, self._columns) | {
@@ -136,7 +140,7 @@ class ConsoleSink:
     def message(self, text: str) -> None:
         """Show a line above the table."""
         width = self._console.width if self._live is not None else None
-        self._console.print(fold(text, width), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(fold(text, width), soft_wrap=True)
 
     def close(self) -> None:
         """Stop updating the table."""

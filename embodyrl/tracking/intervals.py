@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import NormalDist, fmean, stdev
 
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % quantile of Student's t distribution with 1 .. 10 degrees of freedom."""
+
+
+def outcomes(said: Iterable[bool | None]) -> list[bool]:
+    """Return which episodes were solved, of which the simulator said True, False or nothing (None). Where it said
+    something of any, nothing means failure: some environments name success only when it comes. Empty: it never did."""
+    found = list(said)
+    return [] if all(each is None for each in found) else [bool(each) for each in found]
 
 
 def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:

@@ -6,6 +6,7 @@ only at its beginning and at its end, at most `tracking.service.timeout_s` each.
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import logging
@@ -22,14 +23,14 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, ClassVar
 
-from embodyrl.errors import RemediedError
+from embodyrl.errors import RemediedError, without_controls
 from embodyrl.files import write_whole
 from embodyrl.tracking.sinks import SinkContext
 
 FOLDER = "tracking"
 """Folder of a run for what its services keep there."""
 ID_FILE = "id.json"
-"""Which run of the service this run is, so that a resume goes on with it."""
+"""Which run of the service this run is, so that a resume continues with it."""
 ARTIFACTS = ("config.yaml", "report.html", "summary.json", "videos/*.mp4")
 """Files of a run that its services get at the end."""
 PROBES = dict.fromkeys(("hardware", "runtime", "requirements", "git", "monitor"), False)
@@ -40,6 +41,68 @@ MAX_LATE = 10_000
 
 class ServiceError(RemediedError):
     """Raised when a tracking service cannot be used."""
+
+
+class _ExitHook:
+    """What a library has registered for the end of the program, run for a limited time: one that waits for a server
+    that is gone would keep the program alive for ever.
+
+    Args:
+        hook: what it has registered, with its arguments.
+        sink: name of the sink.
+        timeout_s: longest time that the program waits for it [s].
+    """
+
+    def __init__(self, hook: Callable[..., object], sink: str, timeout_s: float) -> None:
+        self._hook, self._sink, self._timeout_s = hook, sink, timeout_s
+        self._begins, self._ended = threading.Event(), threading.Event()
+        self._given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        # It exists from now on, because no thread can be started while the interpreter ends (Python 3.12).
+        threading.Thread(target=self._run, name=f"exit of sink {sink}", daemon=True).start()
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether it is a hook, so that the library can unregister it."""
+        return bool(self._hook == other)
+
+    def __hash__(self) -> int:
+        """Return the hash of the hook."""
+        return hash(self._hook)
+
+    def _run(self) -> None:
+        self._begins.wait()
+        try:
+            self._hook(*self._given[0], **self._given[1])
+        except BaseException as error:  # as atexit does
+            sys.stderr.write(without_controls(f"warning: sink {self._sink!r}, at exit: {describe_error(error)}\n"))
+        finally:
+            self._ended.set()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Run the hook."""
+        self._given = (args, kwargs)
+        self._begins.set()
+        if not self._ended.wait(self._timeout_s):
+            sys.stderr.write(
+                f"warning: the library of sink {self._sink!r} has not ended within tracking.service.timeout_s = "
+                f"{self._timeout_s:g} s: what it had not sent by then is lost there, and is in the run's own files\n"
+            )
+
+
+_services: dict[int, ServiceSink] = {}
+"""Sinks by the thread that asks their service."""
+_register = atexit.register
+
+
+def _register_limited(hook: Callable[..., object], /, *args: Any, **kwargs: Any) -> Callable[..., object]:
+    """Take the place of `atexit.register`: limits what the library of a service registers, and nothing else."""
+    sink = _services.get(threading.get_ident())
+    _register(hook if sink is None else _ExitHook(hook, sink.name, sink.options.timeout_s), *args, **kwargs)
+    return hook
+
+
+def describe_error(error: BaseException) -> str:
+    """Return type and text of an error."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 class ServiceSink(ABC):
@@ -63,7 +126,7 @@ class ServiceSink(ABC):
         """Folder for the files of the service."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_LATE)
-        self._fault: Exception | None = None
+        self._fault: BaseException | None = None
         self._told = False
         self._thread = threading.Thread(target=self._work, name=f"sink {self.name}", daemon=True)
         self._thread.start()
@@ -75,7 +138,7 @@ class ServiceSink(ABC):
             raise self._fault
         if self._fault is not None or not answered:
             why = f"it gave no answer within tracking.service.timeout_s = {self.options.timeout_s:g} s"
-            why = why if self._fault is None else f"{type(self._fault).__name__}: {self._fault}"
+            why = why if self._fault is None else describe_error(self._fault)
             raise ServiceError(
                 f"sink {self.name!r} cannot be used: {why}",
                 "set tracking.service.online=false, or take it out of tracking.sinks",
@@ -84,9 +147,10 @@ class ServiceSink(ABC):
     def _begin(self, tried: threading.Event) -> None:
         try:
             self.open(self._run_id())
-        except Exception as error:
+        except BaseException as error:  # some libraries end the program where they may not continue
             self._fault = error
-        tried.set()
+        finally:
+            tried.set()
 
     # ---- what a service does
 
@@ -170,20 +234,25 @@ class ServiceSink(ABC):
 
     def _work(self) -> None:
         """Do the jobs one after the other; after a fault none is done any more."""
-        while (job := self._jobs.get()) is not None:
-            if self._fault is None:
-                try:
-                    job()
-                except Exception as error:
-                    self._fault = error
+        _services[threading.get_ident()] = self
+        atexit.register = _register_limited  # type: ignore[assignment]
+        try:
+            while (job := self._jobs.get()) is not None:
+                if self._fault is None:
+                    try:
+                        job()
+                    except BaseException as error:  # SystemExit would end this thread alone, and in silence
+                        self._fault = error
+        finally:
+            del _services[threading.get_ident()]
 
     def _tell_fault(self) -> None:
-        """Say once that the service is not used any more. The run goes on: its own files have everything."""
+        """Say once that the service is not used any more. The run continues: its own files have everything."""
         if self._fault is not None and not self._told:
             self._told = True
             self.context.warn(
                 f"warning: sink {self.name!r} gets nothing more of this run, which has it all in its own files "
-                f"({type(self._fault).__name__}: {self._fault})"
+                f"({describe_error(self._fault)})"
             )
 
 
@@ -234,7 +303,7 @@ class WandbSink(ServiceSink):
             reinit="create_new",
         )
         self._files_of_run = wandb.Artifact(f"run-{run_id}", type="run")
-        # A run that goes on does some iterations again, and steps of wandb only ever grow.
+        # A run that continues does some iterations again, and steps of wandb only ever grow.
         self._run.define_metric("*", step_metric="iteration")
 
     def send(self, iteration: int, metrics: dict[str, float]) -> None:
@@ -315,7 +384,7 @@ class SwanlabSink(ServiceSink):
         self.need_key("SWANLAB_API_KEY", key, "swanlab login")
         import swanlab
 
-        # It takes over stdout and describes the machine and the user's repository unless it is told not to.
+        # It takes over stdout and describes the machine and the user's repository unless a setting says not to.
         settings: dict[str, Any] = {"interactive": False, "terminal": {"proxy_type": "none"}, "probe": PROBES}
         if self.options.address is not None:
             settings["api_host"] = self.options.address

@@ -113,7 +113,7 @@ LAYOUT = {
     "run": {
         "success held out": ["Margin", ["eval/success_once", "eval/success_low", "eval/success_high"]],
         "success in training": ["Multiline", ["env/success_once", "env/success_recent"]],
-        "return": ["Multiline", ["env/return", "eval/return"]],
+        "return": ["Multiline", ["env/return", "env/return_recent", "eval/return"]],
     },
     "learning": {
         "losses": ["Multiline", ["train/policy_loss", "train/value_loss", "train/loss", "train/critic_loss"]],
@@ -134,7 +134,7 @@ COMPARED = ("eval/success_once", "eval/return", "env/return")
 
 class TensorboardSink:
     """Writes every metric as a scalar under `tensorboard/`, over the iterations; with a page of the charts that people
-    look at first (Custom Scalars), and the config (HParams)."""
+    read first (Custom Scalars), and the config (HParams)."""
 
     def __init__(self, context: SinkContext) -> None:
         from torch.utils.tensorboard import SummaryWriter  # imports torch

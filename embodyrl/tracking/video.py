@@ -10,10 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import av
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+
+from embodyrl.registry import PYAV
 
 TILE = 256
 """Width of a tile [pixels]; images are scaled to it."""
@@ -34,15 +35,19 @@ class TiledVideo:
         titles: of the tiles, in a few words.
         fps: images per second; the simulator's control frequency plays in real time.
         columns: of tiles; None: as many as rows.
+
+    Raises:
+        MissingPackageError: PyAV is missing.
     """
 
     def __init__(self, path: Path, titles: Sequence[str], *, fps: float, columns: int | None = None) -> None:
+        self._av = PYAV.load("videos are written")
         self.path = path
         self._tiles = [_Tile(title) for title in titles]
         self._columns = columns or ceil(sqrt(len(titles)))
         self._partial = path.with_name(f".{path.name}.partial")
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._container = av.open(str(self._partial), "w", format="mp4")
+        self._container = self._av.open(str(self._partial), "w", format="mp4")
         self._stream = self._container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
         self._stream.pix_fmt = "yuv420p"
         self._stream.options = {"crf": "23", "preset": "veryfast"}
@@ -54,9 +59,9 @@ class TiledVideo:
         self._tiles[tile].waiting.extend(_scaled(frame) for frame in frames)
         self._write_complete()
 
-    def end(self, tile: int, *, success: bool) -> None:
-        """End the episode of a tile: its last image stays, labelled with the outcome."""
-        self._tiles[tile].success = success
+    def end(self, tile: int, *, success: bool | None) -> None:
+        """End the episode of a tile: its last image stays, labelled with the outcome unless that is unknown (None)."""
+        self._tiles[tile].success, self._tiles[tile].cut = success, True
         self._write_complete()
 
     def _write_complete(self) -> None:
@@ -76,7 +81,7 @@ class TiledVideo:
             self._stream.height, self._stream.width = self._size  # the codec wants even numbers
         padded = np.zeros((*self._size, 3), np.uint8)
         padded[: sheet.shape[0], : sheet.shape[1]] = sheet
-        self._container.mux(self._stream.encode(av.VideoFrame.from_ndarray(padded, format="rgb24")))
+        self._container.mux(self._stream.encode(self._av.VideoFrame.from_ndarray(padded, format="rgb24")))
 
     def close(self) -> None:
         """Finish the video. Tiles whose episodes are not over stop at their last image."""
@@ -123,7 +128,7 @@ class _Tile:
     @property
     def is_ready(self) -> bool:
         """True if there is an image to show: the next one, or the last of an episode that is over."""
-        return bool(self.waiting) or self.success is not None or self.cut
+        return bool(self.waiting) or self.cut
 
     def next_image(self) -> NDArray[np.uint8]:
         """Return the next image with its strip of text."""

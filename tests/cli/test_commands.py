@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,8 +41,32 @@ for command in ("--help", "validate", "list", "plan --help", "graph", "run --hel
 
 def test_the_front_never_imports_torch_or_a_simulator() -> None:
     """In an interpreter of its own; `doctor` is tested with what it says."""
-    done = subprocess.run([sys.executable, "-c", FRONT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", FRONT], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def in_a_shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `$EMBODYRL ...`, an interpreter of its own."""
+    environment = {**os.environ, "EMBODYRL": f"{sys.executable} -m embodyrl"}
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=240, cwd=cwd, env=environment
+    )
+
+
+def test_a_closed_stream_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    done = in_a_shell("$EMBODYRL validate >&-; $EMBODYRL validate 2>&-; $EMBODYRL validate >&- 2>&-; echo $?", tmp_path)
+    assert done.stderr == "error: stdout is closed, and embodyrl prints there: to see nothing of it, write >/dev/null\n"
+    assert (
+        done.stdout
+        == "error: stderr is closed, and embodyrl prints there: to see nothing of it, write 2>/dev/null\n1\n"
+    )
+
+
+def test_too_little_address_space_for_torch_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    done = in_a_shell("ulimit -v 400000; $EMBODYRL run; $EMBODYRL run --print-config", tmp_path)
+    assert done.stderr.startswith("error: this shell allows a process 0.4 GB of address space (ulimit -v 400000), and ")
+    assert done.stderr.count("\n") == 1 and "raise the limit" in done.stderr and "seed: 1" in done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 PLAN = """
@@ -124,7 +149,7 @@ def test_a_printed_config_is_commented_and_a_run_of_it_shows_and_leaves_what_it_
 def test_options_can_be_looked_at_before_they_go_together(tmp_path: Path) -> None:
     printed = embodyrl("run", "--print-config", "model=openvla_oft", cwd=tmp_path)
     assert "  action_head: discrete" in printed.stdout
-    assert printed.returncode == 2 and "env.cameras names 0 camera(s)" in printed.stderr
+    assert printed.returncode == 2 and "env.cameras names 0 cameras" in printed.stderr
     unreadable = embodyrl("run", "--print-config", "model=openvla_oft", "model.nothing=1", cwd=tmp_path)
     assert unreadable.returncode == 2 and unreadable.stdout == ""
 
@@ -135,7 +160,7 @@ def test_list_tells_what_is_usable_here(tmp_path: Path) -> None:
     for name in ("mlp", "metaworld", "maniskill", "gymnasium", "ppo", "gae", "tensorboard", "gym_pendulum_sac"):
         assert name in everything.stdout, name
     wrong = embodyrl("list", "modles")
-    assert wrong.returncode == 1 and "did you mean 'models'" in wrong.stderr
+    assert wrong.returncode == 2 and "did you mean 'models'" in wrong.stderr
 
 
 def test_words_after_the_config_must_be_settings() -> None:

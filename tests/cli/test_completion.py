@@ -23,7 +23,7 @@ def complete(words):
         "COMP_WORDS": " ".join(words),
         "COMP_CWORD": str(len(words) - 1),
     }
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=env, timeout=60)
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=env, timeout=240)
     return done.stdout.split(), done.stderr.split()
 
 

@@ -55,7 +55,7 @@ finally:
 def healthy() -> subprocess.CompletedProcess[str]:
     """The answer on this machine as it is, by an interpreter of its own that says what it has imported."""
     command, environment = [sys.executable, "-c", IMPORT_LIGHT], {**os.environ, "COLUMNS": "400"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 
 def test_this_machine_can_run(healthy: subprocess.CompletedProcess[str]) -> None:
@@ -136,18 +136,18 @@ def test_states_need_no_driver_but_images_and_videos_of_them_do() -> None:
 
 def test_a_probe_that_crashes() -> None:
     with pytest.raises(ProbeFailed, match=r"crashes \(SIGABRT\)"):
-        Probe("import os; os.abort()").result(time.monotonic() + 60)
+        Probe("import os; os.abort()").result(time.monotonic() + 240)
 
 
 def test_a_probe_that_raises() -> None:
     with pytest.raises(ProbeFailed, match=r"ImportError: libGL\.so: cannot open"):
-        Probe("raise ImportError('libGL.so: cannot open')").result(time.monotonic() + 60)
+        Probe("raise ImportError('libGL.so: cannot open')").result(time.monotonic() + 240)
 
 
 def test_a_probe_that_hangs_is_killed_with_what_it_started() -> None:
     probe = Probe("import subprocess, sys; subprocess.run(['sleep', '1000'])")
     process = psutil.Process(probe._process.pid)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not (children := process.children()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -158,7 +158,7 @@ def test_a_probe_that_hangs_is_killed_with_what_it_started() -> None:
 
 
 def test_a_probe_says_what_was_printed_last() -> None:
-    assert Probe("print('noise'); print('[1, null]')").result(time.monotonic() + 60) == [1, None]
+    assert Probe("print('noise'); print('[1, null]')").result(time.monotonic() + 240) == [1, None]
 
 
 @needs_mujoco

@@ -52,7 +52,7 @@ def test_what_is_given_is_written(tmp_path, env, algorithm, task):
             {"env": "gym/pendulum", "model": "mlp", "algorithm": "dsrl"},
             "--algorithm dsrl does not fit",
         ),
-        ({}, "nobody can be asked here: give --env, --model, --algorithm, or --yes"),
+        ({}, "stdin is no terminal: give --env, --model, --algorithm, or --yes"),
     ],
 )
 def test_what_cannot_be(tmp_path, monkeypatch, given, message):
@@ -75,7 +75,7 @@ def test_questions_on_a_terminal(tmp_path, given):
     with programs.Program(words, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         shown, answers = "", ["gym/pendulun", "gym/pendulum", *([] if given else ["1"]), "ppo"]
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline:
             if not select.select([ours], [], [], 0.2)[0]:
                 if answers and shown.endswith("] "):

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+import re
 
-from embodyrl.errors import UserError, explain
+import pytest
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from embodyrl.errors import UserError, explain, has_controls
 from embodyrl.placement.launcher import RemoteError
+from embodyrl.terminal import Console
+
+
+def test_tables_give_the_terminal_no_orders() -> None:
+    """Tasks, components and findings in them have names that somebody else chose."""
+    for colored in (False, True):
+        paper = Console(file=io.StringIO(), width=60, force_terminal=colored, _environ={})
+        table = Table("task\x1b]0;owned\x07")
+        table.add_row(Text("push \x1b[2J", "red"))
+        paper.print(table, "[red]plain \x9b31m[/]", Panel("within\x1b[H"))
+        shown = paper.file.getvalue()  # type: ignore[attr-defined]
+        left = re.sub(r"\x1b\[[\d;]*m", "", shown) if colored else shown
+        assert not [character for character in set(left) if has_controls(character)]
+        assert ("\x1b[31m" in shown) == colored and r"push \x1b[2J" in left and r"plain \x9b31m" in left
 
 
 def test_a_message_moves_no_cursor_and_changes_no_colour(capsys: pytest.CaptureFixture[str]) -> None:

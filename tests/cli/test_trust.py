@@ -11,6 +11,9 @@ from pathlib import Path
 import programs
 import pytest
 
+from embodyrl.config import load_config
+from embodyrl.config.plugins import UntrustedError, read_saved
+
 PLUGIN = """
 import pathlib
 with open(pathlib.Path(__file__).parent / "imported", "a") as file:
@@ -27,10 +30,7 @@ rollout: {num_chunks: 4}
 algorithm: {minibatches: 1, epochs: 1}
 tracking: {sinks: [jsonl], report: false}
 """
-DENIED = (
-    "and it would run the Python code of mine: read that code, and if you trust it, say so with --trust "
-    "(in Python trust=True)\n"
-)
+DENIED = "'): read that code, and if you trust it, say so with --trust (in Python trust=True)\n"
 
 
 def embodyrl(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -102,7 +102,8 @@ def test_a_strangers_code_does_not_run_unasked(strange: Path, words: list[str]) 
     done = embodyrl(strange.parent, *words)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and "strange/" in done.stderr and done.stderr.count("\n") == 1
-    assert done.stderr.endswith(f"looks for plug-ins in its own folder, {DENIED}")
+    denied = f"looks for plug-ins in its own folder, and it would run the Python code of mine (in '{strange}{DENIED}"
+    assert done.stderr.endswith(denied)
     assert not (strange / "imported").exists()
 
 
@@ -161,7 +162,7 @@ def test_a_signature_fits_what_it_was_made_for_and_nothing_else(project: Path, t
     sign_off(place)
     done = embodyrl(tmp_path, "eval", place.name)
     assert done.returncode == 2
-    assert "was not made by you on this machine, and it would run the Python code of mine, subprocess:" in done.stderr
+    assert "was not made by you on this machine, and it would run the Python code of mine, subproc" in done.stderr
     assert (project / "imported").read_text() == before
 
 
@@ -215,6 +216,33 @@ def test_an_exported_policy_with_code_beside_it_is_a_strangers(strange: Path) ->
     done = embodyrl(strange.parent, "run", "policy/training.yaml", "run.dir=new")
     assert done.returncode == 2 and done.stderr.endswith(DENIED)
     assert not (policy / "imported").exists()
+
+
+def test_a_run_directory_without_its_origin_is_a_strangers(tmp_path: Path) -> None:
+    """Whoever passes it on can leave files out; any that is left tells that a run made the folder."""
+    imported = []
+    for mark in ("checkpoints/", "metrics.jsonl", "run.log", ".lock", "origin.json", None):
+        folder = tmp_path / str(mark).strip("/")
+        place = folder if mark else folder / "checkpoints" / "000001"
+        place.mkdir(parents=True)
+        (place / "config.yaml").write_text(CONFIG)
+        (place / "mine.py").write_text(PLUGIN)
+        if mark is not None:
+            (place / mark).mkdir() if mark.endswith("/") else (place / mark).symlink_to("nothing")
+        try:
+            load_config(place / "config.yaml")
+        except UntrustedError as error:
+            assert "looks for plug-ins in its own folder, and it would run the Python code of mine" in str(error)
+        else:
+            imported.append(mark)
+        assert not (place / "imported").exists() or mark in imported
+    assert not imported
+    own = tmp_path / "own" / "my.yaml"
+    own.parent.mkdir()
+    own.write_text(CONFIG)
+    assert read_saved(own) is None, "written manually"
+    done = embodyrl(tmp_path, "validate", "run.log/config.yaml")
+    assert done.returncode == 2 and done.stderr.endswith(DENIED)
 
 
 def test_what_is_asked_for_on_the_command_line_comes_from_no_strange_folder(strange: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 from embodyrl.cli.watch import curve, draw, draw_all, watch
+from embodyrl.errors import has_controls, without_controls
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.watching import RunView, RunWatcher, Status, WatchError, find_runs, lock_holder
 
@@ -38,7 +39,7 @@ def text_of(view: RunView, width: int = 80) -> str:
     return paper.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def until(watcher: RunWatcher, what: str, deadline_s: float = 90.0) -> RunView:
+def until(watcher: RunWatcher, what: str, deadline_s: float = 240.0) -> RunView:
     """Look until the view says something; fails after the deadline."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
@@ -113,6 +114,23 @@ def test_what_has_not_started_has_failed_or_hangs_says_so(tmp_path: Path) -> Non
     paper.print(draw_all(every, tmp_path, 60))
     lines = paper.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert [line.split("  ")[0] for line in lines] == ["failed", "hangs", "waiting"]
+
+
+def test_a_strangers_run_gives_the_terminal_no_orders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    order = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
+    for run in (tmp_path / "one", tmp_path / f"two{order}"):
+        run.mkdir()
+        config = {"run": {"name": f"pendulum{order}", "iterations": 5}}
+        (run / "config.yaml").write_text(json.dumps(config))
+        (run / ".lock").touch()
+        now = "2026-01-31 12:00:00"
+        (run / "run.log").write_text(f"{now}  warning: task {order}\n{now}  failed: {order}\n")
+    watch(tmp_path / "one", once=True)
+    watch(tmp_path, once=True)
+    shown = capsys.readouterr().out + text_of(RunWatcher(tmp_path / "one").look())
+    assert not [character for character in set(shown) if has_controls(character)]
+    escaped = without_controls(order)
+    assert all(f"{what}{escaped}" in shown for what in ("pendulum", "two", "because     ", "task "))
 
 
 def test_metrics_that_a_resume_wrote_anew_are_read_from_the_start(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ IN_NETWORK = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "-
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'embodyrl[ray]'"),
 ]
 
@@ -41,7 +41,7 @@ def run_inside(marked: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=580,
+        timeout=1450,
     )
     print(done.stdout)
     assert done.returncode == 0

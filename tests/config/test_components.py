@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from pathlib import Path
 
 import programs
@@ -370,9 +371,21 @@ def with_plugin(workplace, module: str) -> str:
     ],
 )
 def test_an_option_of_a_type_that_no_yaml_can_give_is_refused(workplace, option, kind, remedy):
-    assert workplace.faults(with_plugin(workplace, OPTIONS.replace("OPTION", option))) == [
-        f"my.yaml:3:19: option 'option' of MyConfig has the type {kind}, which no option can have - {remedy}"
-    ]
+    fault = refused(workplace, option)
+    assert fault == f"option 'option' of MyConfig has the type {kind}, which no option can have - {remedy}"
+
+
+def refused(workplace, option):
+    """What is said of an option, without the line of the plug-in, which is checked."""
+    text = with_plugin(workplace, OPTIONS.replace("OPTION", option))
+    [fault] = workplace.faults(text)
+    [module] = workplace.folder.glob("module_*.py")
+    found = re.fullmatch(r"my\.yaml:3:19: (.*) \((.+):(\d+)\)( - .*)", fault)
+    assert found is not None, fault
+    what, place, line, remedy = found.groups()
+    assert (workplace.folder / place).samefile(module)
+    assert module.read_text().splitlines()[int(line) - 1].strip() in (option, "@dataclass(frozen=True, kw_only=True)")
+    return what + remedy
 
 
 @pytest.mark.parametrize(
@@ -385,6 +398,10 @@ def test_an_option_of_a_type_that_no_yaml_can_give_is_refused(workplace, option,
         (
             "option: float = setting(0.0, above=0.0)",
             "the default of option 'option' of MyConfig = 0.0 is too small - use a value above 0",
+        ),
+        (
+            "option: float = setting(0.5, low=1.0, high=0.0)",
+            "option 'option' of MyConfig has low=1 above high=0, so that no value is legal - write low=0, high=1",
         ),
         (
             "option: float = setting(None)",
@@ -410,7 +427,7 @@ def test_an_option_of_a_type_that_no_yaml_can_give_is_refused(workplace, option,
     ],
 )
 def test_an_option_that_can_never_be_right_is_refused(workplace, option, message):
-    assert workplace.faults(with_plugin(workplace, OPTIONS.replace("OPTION", option))) == [f"my.yaml:3:19: {message}"]
+    assert refused(workplace, option) == message
 
 
 @pytest.mark.parametrize(
@@ -442,10 +459,9 @@ def test_a_decorator_that_is_not_that_of_options_is_answered_with_the_right_one(
     [fault] = workplace.faults(with_plugin(workplace, text.replace(right, "@dataclass(kw_only=True)\nclass MyConfig")))
     assert "TypeError: cannot inherit non-frozen dataclass from a frozen one" in fault
     assert fault.endswith(" - write @dataclass(frozen=True, kw_only=True) above the class")
-    assert workplace.faults(with_plugin(workplace, text.replace(right, "class MyConfig"))) == [
-        "my.yaml:3:19: MyConfig is no dataclass, so that what it declares is no option - write "
-        "@dataclass(frozen=True, kw_only=True) above it"
-    ]
+    [fault] = workplace.faults(with_plugin(workplace, text.replace(right, "class MyConfig")))
+    assert fault.startswith("my.yaml:3:19: MyConfig is no dataclass, so that what it declares is no option (")
+    assert fault.endswith(") - write @dataclass(frozen=True, kw_only=True) above it")
 
 
 CHOICES = """

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from embodyrl.cli.main import app
 from embodyrl.config import ConfigUse, config_hash, list_experiments, load_config, to_commented_yaml, to_plain
 from embodyrl.config.build import inline
+from embodyrl.config.common import common_settings
 from embodyrl.config.fields import docs_of
 from embodyrl.config.schema import Config
 from embodyrl.errors import has_controls
@@ -91,6 +95,24 @@ def test_one_key_per_line_each_with_its_documentation():
     assert "  # Discount factor. [from 0 to 1]" in lines
 
 
+@pytest.mark.parametrize("experiment", list_experiments())
+def test_the_settings_that_are_changed_most_can_be_pasted_onto_a_command_line(experiment):
+    config = load_config(experiment, use=ConfigUse.show).config
+    lines = common_settings(config).splitlines()
+    assert all(line.startswith("#") and len(line) <= 120 for line in lines)
+    rows = [re.split(" +", line.removeprefix("#   "), maxsplit=1) for line in lines if line.startswith("#   ")]
+    assert 12 <= len(rows) <= 25 and all(meaning for _, meaning in rows)
+    settings = [setting for setting, _ in rows if not setting.endswith("=...")]
+    assert {"run.iterations", "env.num_envs", "engine.optimizer.lr"} <= {each.partition("=")[0] for each in settings}
+    assert load_config(experiment, settings, use=ConfigUse.show).config == config
+
+
+def test_the_printed_config_begins_with_them_and_is_the_same_config(workplace):
+    done = CliRunner().invoke(app, ["run", "gym_pendulum_sac", "--print-config"])
+    assert done.output.startswith("# The settings that are changed most") and "#   algorithm.off_policy." in done.output
+    assert _load(workplace, done.output) == load_config("gym_pendulum_sac").config
+
+
 def test_limits_and_choices_follow_the_documentation_unless_it_explains_each_choice():
     text = " ".join(
         line.strip().removeprefix("# ") for line in to_commented_yaml(load_config(None).config).splitlines()
@@ -98,7 +120,7 @@ def test_limits_and_choices_follow_the_documentation_unless_it_explains_each_cho
     for shown in (
         "Nonlinearity between its layers. [one of tanh, relu, elu] activation:",
         "of usable cores. [1 or more, or auto] workers:",
-        "of the value network. [each 1 or more] hidden_sizes:",
+        "of the value network. [each from 1 to 16384] hidden_sizes:",
         "Learning rate at the start. [above 0 and up to 10] lr:",
         "off: no binding. numa:",
     ):

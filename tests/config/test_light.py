@@ -15,6 +15,8 @@ PROBE = """
 import sys
 from embodyrl.config import ConfigError, list_experiments, load_config, to_commented_yaml
 for experiment in list_experiments():
+    if "dm_control" in experiment:  # what tasks there are only its suite knows
+        continue
     try:
         to_commented_yaml(load_config(experiment).config)
     except ConfigError as error:  # its simulator is not installed, or what it starts from not made
@@ -28,10 +30,10 @@ print(sorted(name for name in heavy if name in sys.modules))
 def test_gymnasium_is_imported_only_for_ids_that_are_not_its_own():
     probe = "import sys; from embodyrl.config import load_config; load_config({!r}); print('gymnasium' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", probe.format("gym_pendulum")], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", probe.format("gym_pendulum")], capture_output=True, text=True, check=True, timeout=240
     )
     assert done.stdout.strip() == "False"
-    assert "Pendulum-v1" in own_tasks() <= set(gymnasium.registry)
+    assert "Pendulum-v1" in own_tasks().keys() <= set(gymnasium.registry)
 
 
 @pytest.mark.parametrize("name", ["gymnasium", "metaworld", "libero", "maniskill"])
@@ -40,26 +42,26 @@ def test_simulator_processes_import_nothing_that_reads_configs(name):
         pytest.skip(f"{missing[0].module} is not installed")
     module = f"embodyrl.envs.{name}.simulator"
     probe = f"import sys, {module}; print(*sorted({{'hydra', 'omegaconf', 'yaml', 'torch'}} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "\n"
 
 
 def test_nothing_heavy_is_imported():
-    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.strip() == "[]"
 
 
 def test_a_simulator_process_does_not_need_hydra():
     probe = "import sys, embodyrl.config.schema, embodyrl.envs.options; print('hydra' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.strip() == "False"
 
 
 def test_the_help_of_the_command_line_needs_neither_hydra_nor_the_schema():
     heavy = {"hydra", "omegaconf", "yaml", "embodyrl.config.schema"}
     probe = f"import sys, embodyrl.cli.main; print({heavy} & {{*sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.strip() == "set()"
 
 
@@ -67,7 +69,7 @@ def test_runs_of_small_models_need_no_library_of_large_ones():
     heavy = {"timm", "transformers", "tokenizers", "torchvision"}
     modules = "embodyrl.engine.hybrid, embodyrl.runner.build, embodyrl.runner.runner, embodyrl.pipelines.replay_rules"
     probe = f"import sys, {modules}; print({heavy} & {{*sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.strip() == "set()"
 
 
@@ -83,7 +85,7 @@ except ConfigError as error:
     print(*(fault.message for fault in error.faults), sep="\\n")
 print(*load_config(experiment, use=ConfigUse.elsewhere).notes, sep="\\n")
 """
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=240)
     lacking = [
         "model 'openvla_oft' is not installed (it needs the packages 'transformers', 'timm')",
         "algorithm 'sft' is not installed (it needs the package 'pyarrow')",

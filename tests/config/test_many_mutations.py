@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
 
+import drivers
 import pytest
 from slow import rest_slow
 
 from embodyrl.config import ConfigError, load_config
 
-DRIVER = Path(__file__).parents[2] / "benchmarks" / "config_mutations.py"
 HEAD = "defaults: [env: gym/pendulum, model: mlp, algorithm: ppo, _self_]\n"
 DEEP = "[" * 900 + "]" * 900
 FOUND = {
@@ -31,13 +28,7 @@ FOUND = {
 
 @pytest.fixture(scope="module")
 def driver():
-    spec = importlib.util.spec_from_file_location("config_mutations", DRIVER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look themselves up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return drivers.load("config_mutations")
 
 
 def test_a_config_is_drawn_from_its_number_alone(driver):
@@ -55,7 +46,7 @@ def test_what_was_found_stays_mended(driver, tmp_path, case):
 
 @pytest.mark.parametrize("numbers", rest_slow([range(50), range(50, 200)]), ids=str)
 def test_every_config_is_accepted_or_has_faults_and_soon(driver, numbers):
-    counted = driver.summary(driver.share(1, numbers))
+    counted = driver.summary(driver.share(2, numbers))
     assert counted["failures"] == [] and counted["configs"] == len(numbers)
     assert counted["faults"] > len(numbers) / 2 and counted["valid"] > 0
 

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from embodyrl.cli.main import main
+from embodyrl.cli.main import app, main
 from embodyrl.config import ConfigUse, load_config, to_plain
-from embodyrl.config.renames import COLUMNS, METRICS, ONCE_OF_ALL_FILTERS, OPTIONS, REGISTERED, SETTINGS, newest_name
+from embodyrl.config.fields import choices_of, settings_of
+from embodyrl.config.renames import (
+    COLUMNS,
+    COMMANDS,
+    METRICS,
+    ONCE_OF_ALL_FILTERS,
+    OPTIONS,
+    PEERS,
+    REGISTERED,
+    SETTINGS,
+    newest_name,
+)
+from embodyrl.config.schema import Config
 from embodyrl.registry import all_registries
 from embodyrl.tracking.sinks import read_rows
 
@@ -114,6 +129,111 @@ def test_an_option_answers_with_its_new_name(capsys, monkeypatch, old, form) -> 
         main()
     shown = capsys.readouterr().out
     assert OPTIONS[old] in shown and old not in shown
+
+
+GOOD = "defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]\n"
+
+
+def all_settings() -> set[str]:
+    """Every setting of every component."""
+    found = set()
+
+    def walk(section: type, path: str) -> None:
+        for each in choices_of(section):
+            for name, setting in settings_of(each).items():
+                found.add(f"{path}{name}")
+                if setting.section is not None:
+                    walk(setting.section, f"{path}{name}.")
+
+    walk(Config, "")
+    return found
+
+
+def test_words_of_other_libraries_lead_to_settings_and_commands_that_exist() -> None:
+    settings = all_settings()
+    sections = {name.partition(".")[0] for name in settings}
+    commands = set(typer.main.get_group(app).commands)
+    for word, answer in PEERS.items():
+        named = re.findall(r"[a-z_]+(?:\.[a-z_]+)+", re.sub(r"hf://\S+", "", answer))
+        assert all(name in settings for name in named), f"{word}: {answer}"
+        assert named or re.search(r"`embodyrl (\w+)", answer) or re.match(r"\w+", answer)[0] in sections, answer
+        assert all(name in commands for name in re.findall(r"`embodyrl (\w+)", answer)), answer
+    assert set(COMMANDS.values()) <= commands and not set(COMMANDS) & commands
+
+
+def test_each_word_of_another_library_is_answered(workplace) -> None:
+    for word, answer in PEERS.items():
+        [fault] = workplace.faults(GOOD, f"{word}=1")
+        assert fault == f"command line: unknown key {word!r} - in embodyrl: {answer}"
+
+
+def test_words_of_another_library_are_found_below_sections_that_nobody_knows(workplace) -> None:
+    faults = workplace.faults(GOOD + "actor:\n  optim: {value_lr: 1, foo: 2}\n  global_batch_size: 8\nrunner: {x: 1}\n")
+    places = [fault.split(" - ")[0] for fault in faults]
+    assert places == [
+        "my.yaml:3:11: unknown key 'actor.optim.value_lr'",
+        "my.yaml:4:3: unknown key 'actor.global_batch_size'",
+        "my.yaml:5:1: unknown key 'runner'",
+    ]
+    assert "embodyrl migrate" in faults[2]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("data.n_steps", "data.steps"), ("env.n_envs", "env.num_envs"), ("run.Iterations", "run.iterations")],
+)
+def test_a_near_match_in_the_same_section_comes_first(workplace, written, meant) -> None:
+    [fault] = workplace.faults(GOOD, f"{written}=1")
+    assert fault.endswith(f"did you mean {meant!r}?")
+
+
+def test_an_option_of_another_component_is_no_word_of_another_library(workplace) -> None:
+    faults = workplace.faults(GOOD, "algorithm=grpo", "algorithm.advantage.gae_lambda=0.9")
+    (fault,) = [each for each in faults if "gae_lambda" in each]
+    assert fault.endswith("remove it, or choose 'gae': algorithm.advantage 'grpo' has no such option")
+
+
+@pytest.mark.parametrize("written", ["algorithm=PPO", "model=MLP", "env=MetaWorld/Reach", "env=CartPole-v1"])
+def test_names_are_guessed_whatever_their_case(workplace, written) -> None:
+    [fault] = workplace.faults(GOOD, written)
+    meant = "gym/cartpole" if "CartPole" in written else written.partition("=")[2].lower()
+    assert f"did you mean {meant!r}?" in fault
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("train my.yaml", "no command 'train' - in embodyrl: `embodyrl run`"),
+        ("evaluate", "no command 'evaluate' - in embodyrl: `embodyrl eval`"),
+        (
+            "run --n-steps 8",
+            "unknown option '--n-steps' - settings are KEY=VALUE, without dashes; in embodyrl: rollout.num_",
+        ),
+        (
+            "run --policy.type=act",
+            "unknown option '--policy.type' - settings are KEY=VALUE, without dashes; in embodyrl: mo",
+        ),
+        ("run x --seed 3", "unknown option '--seed' - settings are KEY=VALUE, without dashes: seed=..."),
+        (
+            "validate --run.iterations=3",
+            "unknown option '--run.iterations' - settings are KEY=VALUE, without dashes: run.it",
+        ),
+    ],
+)
+def test_commands_and_options_of_other_libraries_are_answered(capsys, monkeypatch, words, answer) -> None:
+    monkeypatch.setattr(sys, "argv", ["embodyrl", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith(f"error: {answer}")
+
+
+def test_the_page_for_users_of_other_libraries_names_words_that_are_answered() -> None:
+    """In its tables, the left column."""
+    page = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
+    rows = [row for row in page.splitlines() if row.startswith("| `")]
+    words = {word.rpartition(".")[2] for row in rows for word in re.findall(r"`([a-z_.]+)[`:]", row.split("|")[1])}
+    assert len(words) > 40
+    assert words <= {*PEERS, *(name.rpartition(".")[2] for name in all_settings())}
 
 
 @pytest.mark.parametrize(("kind", "old"), [(kind, old) for kind, rows in REGISTERED.items() for old in rows])

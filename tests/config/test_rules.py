@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from embodyrl.config import ConfigError, ConfigUse, algorithm_rules, load_config
-from embodyrl.config.rules import _divisors, _multiples
+from embodyrl.config.rules import _divisors, _multiples, public_checkpoints, weights_to_name
 from embodyrl.pipelines import rules as _its_rules  # noqa: F401  (whose import adds them)
 from embodyrl.registry import Requirement
 
@@ -71,7 +71,7 @@ def test_a_rule_points_at_what_the_user_wrote(workplace):
     workplace.write("name: metaworld\ntasks: [reach-v3]\nnum_envs: 9\n", "env/nine.yaml")
     text = PPO.replace("metaworld/reach", "nine") + "algorithm: {minibatches: 1}\n"
     [in_file] = workplace.faults(
-        text + "rollout:\n  group_size: 2\n  episodes: whole\n  num_chunks: 100\n",
+        text + "rollout:\n  group_size: 2\n  episodes: whole\n  num_chunks: 500\n",
         "algorithm.name=grpo",
         "algorithm.advantage=grpo",
         "algorithm.bootstrap=none",
@@ -99,7 +99,33 @@ def test_a_checkpoint_may_be_left_open_until_the_config_runs() -> None:
     assert load_config("metaworld_reach", words).config.model.checkpoint == "<weights>"
     with pytest.raises(ConfigError, match="left open") as caught:
         load_config("metaworld_reach", words, use=ConfigUse.run)
-    assert "as in model.checkpoint=/weights/openvla-7b" in str(caught.value)
+    assert "name the weights of mlp for these tasks, model.checkpoint=DIR or hf://owner/name" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["libero_spatial_grpo_openvla_oft", "env=libero/goal"], ["Haozhan72/Openvla-oft-SFT-libero-goal-traj1"]),
+        (
+            ["libero_spatial_grpo_openvla_oft", "algorithm=sft", "model.action_head=l1", "data.path=x"],
+            ["moojink/openvla-7b-oft-finetuned-libero-spatial"],
+        ),
+        (["libero_spatial_ppo_pi0", "env.tasks=[libero_spatial/0, libero_10/0]"], []),
+        (
+            ["libero_spatial_grpo_smolvla", "algorithm=sft", "data.path=x"],
+            ["HuggingFaceVLA/smolvla_libero", "lerobot/smolvla_base"],
+        ),
+    ],
+)
+def test_weights_that_are_left_open_are_those_of_the_model_and_its_tasks(words: list[str], names: list[str]) -> None:
+    config = load_config(words[0], words[1:], use=ConfigUse.show).config
+    assert public_checkpoints(config) == [f"hf://{name}" for name in names]
+    assert all(name in weights_to_name(config) for name in names)
+
+
+def test_weights_that_are_not_there_are_answered_with_public_ones() -> None:
+    with pytest.raises(ConfigError, match="or public weights: hf://RLinf/RLinf-Gr00t-SFT-Spatial"):
+        load_config("libero_spatial_ppo_gr00t", ["model.checkpoint=nowhere"])
 
 
 def test_adapters_without_the_package_that_makes_them(monkeypatch):
@@ -122,6 +148,22 @@ def test_ids_that_this_machine_lacks_are_left_to_the_run_where_it_runs_elsewhere
         load_config("gym_pendulum", words)
     notes = load_config("gym_pendulum", words, use=ConfigUse.elsewhere).notes
     assert notes == ("unchecked until the run: gymnasium has no task 'ALE/Pong-v5'",)
+
+
+def test_asynchronous_runs_without_lag_say_when_their_numbers_are_those_of_sync() -> None:
+    words = ["rollout.mode=async", "rollout.max_staleness=0"]
+    expected = {
+        ("placement.rollout.workers=2",): ["To compare the two, set rollout.blocks=2 in both"],
+        ("placement.rollout.workers=2", "rollout.blocks=2"): [],
+        ("placement.rollout.workers=1",): [],
+        ("placement.rollout.workers=2", "rollout.max_staleness=1"): [],
+        ("placement.rollout.workers=2", "engine.parallel.world_size=2"): [],
+    }
+    found = {
+        more: [note.rpartition(". ")[2] for note in load_config("gym_pendulum", [*words, *more]).notes]
+        for more in expected
+    }
+    assert found == expected
 
 
 def test_ids_that_a_plug_in_registers_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_a_misspelt_experiment_names_the_nearest(workplace):
 
 
 def test_a_missing_file_without_neighbours_lists_the_experiments(workplace):
-    assert fault_for("nope/x.yaml").startswith("nope/x.yaml: no such file - built-in experiments: experiment/")
+    assert fault_for("nope/x.yaml").startswith("nope/x.yaml: no such file - `embodyrl list configs` shows")
 
 
 def test_a_folder_is_no_config(workplace):

@@ -12,6 +12,7 @@ from embodyrl.config import ConfigUse, list_options, load_config
 from embodyrl.config.edit import EditError, choose, leave_out, set_value
 from embodyrl.config.issues import ConfigError
 from embodyrl.config.swap import SwapError, swap
+from embodyrl.runner.start_rules import start_rules
 
 FILE = """\
 # my run, with notes
@@ -88,7 +89,7 @@ def test_a_file_that_names_components_itself_gets_a_list(mine: Path) -> None:
 
 @pytest.mark.parametrize("group", ["algorithm", "model"])
 def test_every_shipped_choice_leaves_only_what_is_for_the_user_to_decide(mine: Path, group: str) -> None:
-    left = ("data.path", "cameras", "model.checkpoint", "flow policy", "scripted expert", "camera(s)", "not installed")
+    left = ("data.path", "cameras", "model.checkpoint", "flow policy", "scripted expert", "not installed")
     for option in list_options(group):
         swapped = swap("mine.yaml", {group: option}, use=ConfigUse.elsewhere)
         for fault in swapped.faults:
@@ -151,3 +152,33 @@ def test_single_settings_are_changed_in_every_layout() -> None:
     assert choose("defaults: [env: x]", "model", "mlp") == "defaults: [env: x, model: mlp]"
     with pytest.raises(EditError):
         set_value("a: &x {b: 1}\nc: *x\n", ("c", "b"), 2)
+
+
+def test_a_reward_of_success_stays_with_an_algorithm_that_names_none(mine: Path) -> None:
+    text = FILE.replace("algorithm: ppo", "algorithm: dapo").replace("algorithm: {epochs: 7, gamma: 0.9}\n", "")
+    mine.write_text(text)
+    swapped = swap("mine.yaml", {"algorithm": "grpo"}, use=ConfigUse.elsewhere)
+    assert yaml.safe_load(swapped.after)["algorithm"]["reward"] == "success"
+    mine.write_text(text.replace("algorithm: dapo", "algorithm: srpo"))
+    swapped = swap("mine.yaml", {"algorithm": "grpo"}, use=ConfigUse.elsewhere)
+    assert "reward" not in yaml.safe_load(swapped.after).get("algorithm", {})
+
+
+def test_published_weights_are_left_open_and_asked_for(mine: Path) -> None:
+    swapped = swap("mine.yaml", {"env": "metaworld/reach_rgb", "model": "pi0"})
+    assert yaml.safe_load(swapped.after)["model"]["checkpoint"] == "<weights>"
+    assert any("left open" in fault.message for fault in swapped.faults)
+
+
+def test_a_list_of_choices_comes_before_the_comment_of_the_first_setting() -> None:
+    assert choose("# about the file\n\n# of seed\nseed: 1\n", "env", "gym/pendulum") == (
+        "# about the file\n\ndefaults:\n  - env: gym/pendulum\n  - _self_\n# of seed\nseed: 1\n"
+    )
+    assert choose("# about the file\nseed: 1\n", "env", "gym/pendulum").startswith("# about the file\ndefaults:")
+
+
+def test_what_only_this_run_would_refuse_is_said_and_changes_nothing(mine: Path) -> None:
+    """Images that the model does not read are a choice of the user's, not to be switched off."""
+    swapped = swap("mine.yaml", {"env": "gym/pendulum_rgb"}, also=[start_rules])
+    assert "cameras" not in swapped.after
+    assert any("env.cameras" in str(fault) for fault in swapped.faults)

@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from embodyrl.checking.simulators import LIMIT, SimulatorBench, Trajectory
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.envs.options import Driver, Proprio, RenderQuality
-from embodyrl.envs.types import EpisodeSpec, Observation, Simulator
 from embodyrl.registry import SIMULATORS
 
 LIBERO_ASSETS = Path(__file__).parents[2].parent / "shared" / "libero-assets" / "assets"
 """LIBERO's meshes and textures, which its package lacks."""
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LIMIT = 12
-"""Time limit of the suite's episodes [control steps]."""
+EPISODE = 3
+"""The episode that a second process plays and goes on with."""
 ON_MUJOCO = ("metaworld", "libero", "mujoco", "robotics", "aloha", "hil", "dm_control", "robosuite")
 """Backends whose images MuJoCo draws."""
 
@@ -39,7 +38,7 @@ class Backend:
     ends_itself: bool = False
     """Whether an episode with always the same largest action terminates before 60 steps."""
 
-    def config(self, max_episode_steps: int = LIMIT) -> Any:
+    def config(self) -> Any:
         """Its part of a config; the example's module is imported as `plugins:` would."""
         module_name = "custom_simulator" if self.name == "point_mass" else "adapter_skeleton"
         if (self.name == "point_mass" or self.label == "adapter") and module_name not in sys.modules:
@@ -49,13 +48,11 @@ class Backend:
             spec.loader.exec_module(module)
         options = SIMULATORS.entry(self.name).load_options()
         assert options is not None
-        return options(name=self.name, tasks=list(self.tasks), max_episode_steps=max_episode_steps, **self.options)
+        return options(name=self.name, tasks=list(self.tasks), max_episode_steps=LIMIT, **self.options)
 
-    def build(self, num_slots: int, max_episode_steps: int = LIMIT) -> Simulator:
-        """The simulator."""
-        config = self.config(max_episode_steps)
-        simulator: Simulator = SIMULATORS.entry(self.name).load()(config, num_slots)
-        return simulator
+    def bench(self) -> SimulatorBench:
+        """What promises are tried on."""
+        return SimulatorBench(self.config())
 
 
 BACKENDS = [
@@ -258,105 +255,12 @@ def _cannot_render() -> str | None:
     return None
 
 
-def episode(backend: Backend, number: int) -> EpisodeSpec:
-    """The suite's episode `number`; with several tasks they alternate."""
-    task = backend.tasks[number % len(backend.tasks)]
-    return EpisodeSpec(task=task, start_state=100 + number, seed=7 * number, group=number)
-
-
-def actions(simulator: Simulator, number: int, steps: int = LIMIT) -> NDArray[np.float32]:
-    """The actions of episode `number`, `[steps, D]`: random around a random direction, so that something happens."""
-    generator = np.random.default_rng(number)
-    low, high = simulator.spec.action_low, simulator.spec.action_high
-    middle, half = (high + low) / 2, (high - low) / 2
-    noise = 0.6 * generator.uniform(-1, 1, (steps, len(low))) + generator.uniform(-1, 1, len(low))
-    return (middle + half * np.clip(noise, -1, 1)).astype(np.float32)
-
-
-@dataclass(eq=False)
-class Trajectory:
-    """What came out of a slot: images `[steps + 1, V, H, W, 3]` and proprio `[steps + 1, S]` (empty where it has
-    none), rewards and success `[steps]`, ends `[steps, 2]`."""
-
-    images: NDArray[np.uint8]
-    proprio: NDArray[np.float32]
-    rewards: NDArray[np.float32]
-    success: NDArray[np.bool_]
-    ends: NDArray[np.bool_]
-
-    def __eq__(self, other: object) -> bool:
-        """Bit for bit."""
-        return isinstance(other, Trajectory) and all(
-            a.shape == b.shape and a.tobytes() == b.tobytes()
-            for a, b in zip(self.arrays(), other.arrays(), strict=True)
-        )
-
-    def arrays(self) -> list[NDArray[Any]]:
-        """All of it."""
-        return [self.images, self.proprio, self.rewards, self.success, self.ends]
-
-    def after(self, done: int) -> Trajectory:
-        """What follows its first `done` actions."""
-        return Trajectory(*[array[done:] for array in self.arrays()])
-
-    def shows(self, step: int, observation: Observation, row: int = 0) -> bool:
-        """Whether `row` of `observation` is the one after `step` actions, bit for bit."""
-        images, proprio = arrays_of(observation)
-        return np.array_equal(self.images[step], images[row]) and np.array_equal(self.proprio[step], proprio[row])
-
-
-def arrays_of(observation: Observation) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Images `[B, V, H, W, 3]` and proprio `[B, S]` of an observation; `[B, 0]` where it has none."""
-    nothing = len(observation.task_descriptions), 0
-    images = np.empty(nothing, np.uint8) if observation.images is None else observation.images
-    return images, np.empty(nothing, np.float32) if observation.proprio is None else observation.proprio
-
-
-def same(one: Observation, other: Observation) -> bool:
-    """Whether two observations are equal, bit for bit."""
-    pairs = zip(arrays_of(one), arrays_of(other), strict=True)
-    return one.task_descriptions == other.task_descriptions and all(np.array_equal(a, b) for a, b in pairs)
-
-
-def go_on(simulator: Simulator, slot: int, plan: NDArray[np.float32]) -> Trajectory:
-    """Execute `plan [steps, D]` one action at a time, up to the end of the episode; starts with `observe`."""
-    observations = [simulator.observe([slot])]
-    rewards, success, ends = [], [], []
-    for action in plan:
-        result = simulator.step_chunk([slot], action[None, None])
-        observations.append(result.observation)
-        rewards.append(result.rewards[0, 0])
-        success.append(result.success[0, 0])
-        ends.append([result.terminated[0], result.truncated[0]])
-        if result.terminated[0] or result.truncated[0]:
-            break
-    images, proprio = zip(*[arrays_of(observation) for observation in observations], strict=True)
-    return Trajectory(
-        images=np.concatenate(images),
-        proprio=np.concatenate(proprio),
-        rewards=np.array(rewards, np.float32),
-        success=np.array(success, np.bool_),
-        ends=np.array(ends, np.bool_),
-    )
-
-
-def play(simulator: Simulator, slot: int, backend: Backend, number: int) -> Trajectory:
-    """Episode `number` from its start to its end."""
-    simulator.reset([slot], [episode(backend, number)])
-    return go_on(simulator, slot, actions(simulator, number))
-
-
-def main(label: str, state_file: str, done: int, out: str) -> None:
-    """In a process of its own: play episode 3 from its start, then go on from a saved state after `done` actions."""
-    backend = next(backend for backend in BACKENDS if backend.label == label)
-    simulator = backend.build(num_slots=1)
-    whole = play(simulator, 0, backend, 3)
-    play(simulator, 0, backend, 4)
-    simulator.set_state([0], [Path(state_file).read_bytes()])
-    rest = go_on(simulator, 0, actions(simulator, 3)[done:])
-    simulator.close()
-    arrays = {f"{name}{i}": a for name, t in (("whole", whole), ("rest", rest)) for i, a in enumerate(t.arrays())}
-    np.savez(out, **arrays)
+def main(label: str, state_file: str, whole: str, done: int) -> None:
+    """In a process of its own: play an episode from its start, then go on from a saved state after `done` actions."""
+    bench = next(backend for backend in BACKENDS if backend.label == label).bench()
+    with np.load(whole) as arrays:
+        trajectory = Trajectory(*arrays.values())
+    bench.goes_on_alike(EPISODE, trajectory, done, Path(state_file).read_bytes())
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def write_numbered(
             writer.add(
                 Episode(
                     task=f"do {number % 2}",
-                    proprio=state,
+                    proprio=state[:, : spec.state_dim],
                     actions=np.repeat((100.0 * number + frame)[:, None], spec.action_dim, 1).astype(np.float32),
                     images=images if spec.cameras else None,
                     perturbed=None if perturbed is None else np.isin(frame, perturbed.get(number, [])),

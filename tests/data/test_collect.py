@@ -183,7 +183,7 @@ def test_without_success_there_is_nothing_to_keep_and_the_command_says_so(tmp_pa
     pytest.importorskip("metaworld", reason="MetaWorld is not installed")
     hasty = ["env.max_episode_steps=5", "env.num_envs=2", "env.workers=1"]
     done = embodyrl("collect", "metaworld_reach", *hasty, "--out", "demos", "--episodes", "1", cwd=tmp_path)
-    assert done.returncode == 1 and "only 0 of 1 episodes were recorded in 20 attempts" in done.stderr
+    assert done.returncode == 1 and "only 0 of 1 episode recorded, in 20 attempts" in done.stderr
     assert list(tmp_path.iterdir()) == []
     kept = embodyrl(
         "collect", "metaworld_reach", *hasty, "--out", "demos", "--episodes", "3", "--keep", "all", cwd=tmp_path

@@ -71,5 +71,5 @@ def test_half_of_a_minibatch_is_solved_and_nothing_of_it_is_held_out(tmp_path: P
 def test_what_cannot_be_learned_from_is_said(tmp_path: Path, config: Config) -> None:
     with pytest.raises(DatasetError, match="has 1 episode: some are needed to learn from"):
         Judgements(record(tmp_path / "one", solved=[2]), config, 0.2)
-    with pytest.raises(DatasetError, match=r"0 observation\(s\) are solved.* --keep all --pushes 4"):
+    with pytest.raises(DatasetError, match=r"too few observations are solved: 0, .* --keep all --pushes 4"):
         Judgements(record(tmp_path / "none", solved=[6, 6, 6]), config, 0.2)

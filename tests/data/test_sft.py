@@ -152,7 +152,7 @@ def test_a_resumed_run_learns_bit_for_bit_what_an_uninterrupted_one_does(folder:
     words = [*SMALL, f"data.path={folder}", "run.save_every=2", "tracking.sinks=[jsonl]", "tracking.report=false"]
     whole = embodyrl("run", *words, "run.iterations=4", "run.dir=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    assert f"4 iterations of 20 x 32 chunks of 2 action(s) from {folder}" in whole.stdout
+    assert f"4 iterations of 20 x 32 chunks of 2 actions from {folder}" in whole.stdout
     half = embodyrl("run", *words, "run.iterations=2", "run.dir=half", cwd=tmp_path)
     resumed = embodyrl("resume", "half", "run.iterations=4", cwd=tmp_path)
     assert (half.returncode, resumed.returncode) == (0, 0), half.stderr + resumed.stderr
@@ -173,6 +173,6 @@ def test_what_is_wrong_with_demonstrations_is_said_before_anything_starts(folder
     rgb = [word for word in SMALL if "rollout" not in word and "model" not in word]
     blind = embodyrl("validate", *rgb, "env=gym/pendulum_rgb", f"data.path={folder}", cwd=tmp_path)
     assert blind.returncode == 2 and "have no images of camera" in blind.stderr
-    write_numbered(tmp_path / "small", [4], cameras=("default",), image_size=(16, 16))
+    write_numbered(tmp_path / "small", [4], cameras=("render",), image_size=(16, 16))
     other = embodyrl("validate", *rgb, "env=gym/pendulum_rgb", "data.path=small", cwd=tmp_path)
     assert other.returncode == 2 and "16x16 pixels, those of the simulator" in other.stderr

@@ -283,7 +283,7 @@ def test_a_run_from_a_gpu_goes_on_on_the_cpu_with_noise_that_begins_anew() -> No
     first.update(make_batch(first), ["push"])
     state = cuda_streams(first)
     warning = resumed(second, state)
-    assert warning is not None and "saved on cuda and the run goes on on cpu" in warning
+    assert warning is not None and "saved on cuda and the run continues on cpu" in warning
     resumed(third, state)
     anew = noise_of(second)
     # The same on every resume, and neither the stream of the run's start nor that of another version.

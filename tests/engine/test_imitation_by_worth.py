@@ -216,9 +216,9 @@ def test_critics_see_state_images_and_task() -> None:
     found = minibatch("pi0", size=4)
     large = torch.randint(0, 256, (4, 1, 96, 96, 3), generator=torch.Generator().manual_seed(0)).byte()
     stored = {"proprio": found.columns["proprio"], "images": large, "task_index": torch.tensor([0, 0, 1, 1])}
-    assert onlooker.needs_statistics
+    assert onlooker.scaling is not None and not onlooker.scaling.count
     onlooker.update_statistics({"proprio": torch.randn(50, S) * 3.0 + 1.0})
-    assert not onlooker.needs_statistics
+    assert onlooker.scaling.count == 50
     seen = onlooker.recall(stored)
     assert seen.shape == (4, onlooker.feature_dim) == (4, CODE_SIZE + S + EYE.image_features)
     codes = seen[:, :CODE_SIZE]

@@ -10,6 +10,8 @@ from torch import nn
 
 from embodyrl.config.schema import LearningRate, OptimizerConfig
 from embodyrl.engine.optimizer import Optimizer, SmallAdamW
+from embodyrl.errors import UserError
+from embodyrl.registry import OPTIMIZERS
 
 TINY = OptimizerConfig(lr=1e-4, max_grad_norm=1e9)
 """A step of 1e-4 is a fortieth of the distance between neighbours of 1 in bfloat16."""
@@ -226,3 +228,10 @@ def test_moments_in_eight_bits_are_part_of_the_state() -> None:
         (each - target).square().sum().backward()
         owner.step()
     assert torch.equal(parameter, other)
+
+
+def test_a_registered_function_must_return_an_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OPTIMIZERS, "_entries", {entry.name: entry for entry in OPTIMIZERS.entries()})
+    OPTIMIZERS.register("wrong", target=lambda groups, config: groups, summary="a test")
+    with pytest.raises(UserError, match="optimizer 'wrong' returned list, expected a torch"):
+        Optimizer([ones(torch.float32)], OptimizerConfig(name="wrong"), 1)

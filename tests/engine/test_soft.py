@@ -253,18 +253,42 @@ def test_critics_together_are_what_each_is_alone() -> None:
     torch.testing.assert_close(together.of_actions(features, actions), found)
 
 
-def test_statistics_stay_and_small_deviations_are_not_magnified() -> None:
+def test_learning_leaves_statistics_and_small_deviations_are_not_magnified() -> None:
     engine = make_engine()
     seen = torch.randn(500, S)
     seen[:, 1] = 4.0  # constant, until something moves it
-    engine.take_statistics(seen, engine.policy)
-    assert isinstance(engine.policy, MLPPolicy) and engine.policy.normalizer is not None
+    assert isinstance(engine.policy, MLPPolicy)
+    assert engine.add_to_statistics(seen, engine.policy) == 0.0
+    assert engine.policy.normalizer is not None
     first = copy.deepcopy(engine.policy.normalizer.state_dict())
     learn(engine, minibatch(7))
     for name, each in engine.policy.normalizer.state_dict().items():
         assert torch.equal(each, first[name])
     pushed = engine.policy.encode({"proprio": torch.tensor([[0.0, 4.01, 0.0]])})
     assert pushed[0, 1].item() == pytest.approx(0.5, rel=1e-2)  # a centimetre, in units of two
+
+
+def test_what_random_actions_never_showed_can_be_told_apart_once_it_is_seen() -> None:
+    """A pole that hangs while actions are random, and stands later."""
+    engine = make_engine()
+    assert isinstance(engine.policy, MLPPolicy)
+    hanging = torch.cat([torch.full((400, 1), -1.0), torch.randn(400, 2)], 1)
+    engine.add_to_statistics(hanging, engine.policy)
+    leaning = {"proprio": torch.tensor([[0.6, 0.0, 0.0], [-0.6, 0.0, 0.0]])}
+    first, second = engine.policy.encode(leaning)
+    assert torch.equal(first, second), "both are clipped"
+    upright = torch.cat([torch.rand(100, 1) * 2.0 - 0.7, torch.randn(100, 2)], 1)
+    beyond = int((upright[:, 0] > -0.8).sum())  # ten times the smallest deviation
+    assert engine.add_to_statistics(upright, engine.policy) == pytest.approx(beyond / 300)
+    assert engine.add_to_statistics(upright, engine.policy) == 0.0
+    first, second = engine.policy.encode(leaning)
+    assert first[0] - second[0] > 1.0
+    assert engine.add_to_statistics(torch.zeros(0, S), engine.policy) == 0.0, "nothing was seen"
+    normalizer = engine.policy.normalizer
+    assert normalizer is not None and normalizer.count == 600
+    everything = torch.cat([hanging, upright, upright]).double()
+    torch.testing.assert_close(normalizer.mean, everything.mean(0))
+    torch.testing.assert_close(normalizer.variance, everything.var(0, unbiased=False))
 
 
 def test_a_resumed_engine_learns_the_same_bits() -> None:

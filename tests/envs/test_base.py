@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ from embodyrl.envs.base import (
     Transition,
 )
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
-from embodyrl.errors import UnknownNameError
+from embodyrl.errors import UnknownNameError, UserError
 
 
 class Counter(Slot):
@@ -159,6 +160,20 @@ def test_wrong_actions_are_refused_with_what_was_found_and_wanted(actions: Any, 
     with pytest.raises(ActionError, match=message):
         simulator.step_chunk([1], actions)
     assert simulator.step_chunk([1], plan()).steps[0] == 1  # nothing was executed
+
+
+def test_bounds_of_actions_that_are_none_are_refused() -> None:
+    refused = {
+        "number 1 goes from -inf to 1": ((-1.0, -math.inf), (1.0, 1.0)),
+        "number 0 goes from nan to 1": ((math.nan,), (1.0,)),
+        "number 0 goes from -1 to 3e+38": ((-1.0,), (3e38,)),
+        "number 0 goes from 1 to 0": ((1.0,), (0.0,)),
+        "want as many numbers in both": ((0.0,), (1.0, 1.0)),
+        "choices are whole numbers": ((0.0,), (1.5,)),
+    }
+    for message, (low, high) in refused.items():
+        with pytest.raises(UserError, match=re.escape(message)):
+            ActionField(name="push", meaning="discrete", unit="1", low=low, high=high)
 
 
 def test_actions_beyond_the_bounds_are_clipped() -> None:

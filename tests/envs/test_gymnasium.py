@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 from typing import Any, ClassVar
@@ -116,6 +117,21 @@ def test_images_of_a_dict_that_no_camera_names_are_left_out() -> None:
     assert ours.spec.cameras == () and seen.images is None and seen.proprio is not None and seen.proprio.shape == (1, 6)
 
 
+def test_an_entry_of_a_dict_is_the_state_of_the_environment() -> None:
+    def box(size: int) -> Any:
+        return spaces.Box(-1, 1, (size,))
+
+    usual = spaces.Dict({"agent_pos": box(2), "environment_state": box(5), "wrist": box(1)})
+    assert simulator(kwargs={"observation_space": usual}).spec.environment_state == (2, 7)
+    assert simulator(kwargs={"observation_space": BOTH}).spec.environment_state == (0, 0)
+    named = {"kwargs": {"observation_space": BOTH}, "environment_state": "pose"}
+    ours = simulator(**named)
+    assert ours.spec.environment_state == (2, 6)
+    assert checks.environment_state(GymnasiumConfig(name="gymnasium", tasks=["EmbodyrlProbe-v0"], **named)) == (2, 6)
+    with pytest.raises(UserError, match=r"no entry of numbers in .* 'pose'\? \(entries: mode, pose\)"):
+        simulator(**named | {"environment_state": "poses"})
+
+
 @pytest.mark.parametrize(
     ("space", "cameras", "message"),
     [
@@ -158,30 +174,62 @@ def test_a_mujoco_environment_is_a_camera_without_a_screen() -> None:
     )
     environment = {name: os.environ[name] for name in os.environ if name not in ("DISPLAY", "MUJOCO_GL")}
     command = [sys.executable, "-c", code]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
     assert ran.stdout.strip() == "(1, 1, 32, 48, 3) True", ran.stderr
 
 
-@pytest.mark.parametrize("space", [spaces.Box(-1, math.inf, (2,)), spaces.MultiDiscrete([2, 3])])
-def test_actions_without_bounds_or_of_another_kind_are_refused(space: Any) -> None:
-    with pytest.raises(UserError, match=r"has actions .*: supported are finite Box and Discrete"):
+def refusal(space: Any) -> str:
+    """Return what is said about an action space."""
+    with pytest.raises(UserError) as caught:
         simulator(kwargs={"action_space": space})
+    return str(caught.value)
 
 
-def test_box_actions_arrive_in_their_own_shape_and_type() -> None:
-    space = spaces.Box(np.array([[-2.0], [0.0]]), np.array([[2.0], [5.0]]), dtype=np.float64)
+def test_actions_without_bounds_or_of_another_kind_are_refused() -> None:
+    largest = [(-np.finfo(kind).max, np.finfo(kind).max, (2,), kind) for kind in (np.float32, np.float64)]
+    refused = [
+        spaces.Box(-1, math.inf, (2,)),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.Box(-math.inf, math.inf, (1,), np.int64),
+        spaces.Box(0, 2**32 - 1, (1,), np.uint32),
+        *(spaces.Box(*arguments) for arguments in largest),
+        spaces.Box(np.array([-1.0, -1e300]), np.array([1.0, 1.0]), dtype=np.float64),
+        spaces.Box(-1, 1, (0,)),
+    ]
+    said = {str(space): refusal(space) for space in refused}
+    assert not {space: text for space, text in said.items() if ": supported are finite Box and Discrete" not in text}
+    assert "its number 1 goes from -1e+300 to 1, which is no limit" in said[str(refused[6])]
+    assert "from 16777216 to 16777218, but float32" in refusal(spaces.Discrete(3, start=2**24))
+
+
+def executed(space: Any, actions: list[list[float]]) -> list[Any]:
+    """What an environment that refuses what is not in its space is given for actions `[C, D]`."""
     ours = simulator(kwargs={"action_space": space})
-    assert ours.spec.action_dim == 2 and ours.spec.action_high.tolist() == [2.0, 5.0]
-    ours.step_chunk([0], np.array([[[9.0, 3.0]]], np.float32))  # the probe asserts that the space contains the action
+    ours.step_chunk([0], np.array([actions], np.float32))
+    given = ours._seats[0].slot._env.unwrapped.actions  # type: ignore[union-attr]
+    return [np.asarray(each).tolist() for each in given]
 
 
-def test_discrete_actions_are_rounded_floats() -> None:
-    ours = simulator(kwargs={"action_space": spaces.Discrete(3, start=4)})
-    (field,) = ours.spec.actions
-    assert (field.meaning, field.low, field.high) == ("discrete", (4.0,), (6.0,))
-    probe = ours._seats[0].slot._env.unwrapped  # type: ignore[union-attr]
-    ours.step_chunk([0], np.array([[[4.0], [5.2], [99.0]]], np.float32))
-    assert probe.actions == [4, 5, 6]
+def test_actions_arrive_as_elements_of_the_space() -> None:
+    ends = [[-9.0], [9.0]]
+    cases: list[tuple[Any, list[list[float]], list[Any]]] = [
+        # Its own shape and type.
+        (spaces.Box(np.array([[-2.0], [0.0]]), np.array([[2.0], [5.0]]), dtype=np.float64), [[9, 3]], [[[2.0], [3.0]]]),
+        (spaces.Box(-1, 1, ()), [[0.5]], [0.5]),
+        # Bounds that float32 or float16 cannot hold.
+        (spaces.Box(-0.1, 0.1, (1,), np.float64), ends, [[-0.1], [0.1]]),
+        (spaces.Box(-0.3, 0.3, (1,), np.float16), ends, [[float(np.float16(-0.3))], [float(np.float16(0.3))]]),
+        # Whole numbers, rounded.
+        (spaces.Box(0, 3, (2,), np.int64), [[-1, 0.4], [0.6, 2.4], [2.6, 9]], [[0, 0], [1, 2], [3, 3]]),
+        (spaces.Box(-3, -1, (1,), np.int8), [[-2.6], [-1.4], [-9]], [[-3], [-1], [-3]]),
+        (spaces.Box(0, 255, (1,), np.uint8), [[254.6], [0.6]], [[255], [1]]),
+        (spaces.Box(0, 1, (1,), np.uint64), ends, [[0], [1]]),
+        (spaces.Box(0, 1, (1,), np.bool_), [[0.4], [0.6]], [[False], [True]]),
+        # Choices.
+        (spaces.Discrete(3, start=4), [[4.0], [5.2], [99.0]], [4, 5, 6]),
+        (spaces.Discrete(3, start=-1), [[-9.0], [-0.4], [1.0]], [-1, 0, 1]),
+    ]
+    assert [executed(space, actions) for space, actions, _ in cases] == [given for *_, given in cases]
 
 
 PICTURE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
@@ -214,6 +262,111 @@ def test_a_config_knows_what_an_environment_says_of_itself(task: str, options: d
 def test_what_cannot_be_made_is_unknown_and_left_to_its_simulator(task: str, options: dict[str, Any]) -> None:
     config = GymnasiumConfig(name="gymnasium", tasks=[task], max_episode_steps=6, **options)
     assert (checks.state_dim(config), checks.action_dim(config), checks.discrete(config)) == (None, None, None)
+
+
+class OldStep(Probe):
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 1.0, False, {}
+
+
+class OldReset(Probe):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
+class OldSeed(Probe):
+    def reset(self) -> Any:  # type: ignore[override]
+        return self.observation_space.sample()
+
+
+class NoInfo(Probe):
+    def step(self, action: Any) -> Any:
+        return (*super().step(action)[:4], None)
+
+
+class Batch(Probe):
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), np.zeros(2), False, False, {}
+
+
+class TwoSuccesses(Probe):
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 0.0, False, False, {"success": [True, False]}
+
+
+class NotAnEnvironment:
+    pass
+
+
+ODD = {
+    OldStep: r"returned 4 values \(.*\) from step, as Gym before 0.26 did \(observation, reward, done, info\), want",
+    OldReset: r"returned float32 \(2, 3\) from reset, as Gym before 0.26 did, want observation and info \(a dict\)",
+    OldSeed: r"has the interface of Gym before 0.26, its reset takes no seed: update it",
+    NoInfo: r"returned 5 values \(.*, None\) from step, want observation, reward, terminated, truncated and info",
+    Batch: r"returned reward float64 \(2,\), want one number",
+    TwoSuccesses: "returned success list, want one number",
+    NotAnEnvironment: "is none: The environment must inherit from the gymnasium.Env class",
+    None: "'EmbodyrlBatches-v0' is registered with a vector_entry_point alone, as batches - register an entry_point",
+}
+"""Environments with another interface than Gymnasium's, and what is said of each."""
+for _kind in ODD:
+    if _kind is not None:
+        gymnasium.register(f"Embodyrl{_kind.__name__}-v0", entry_point=_kind)
+gymnasium.register("EmbodyrlBatches-v0", vector_entry_point=Probe)
+
+
+def test_environments_with_another_interface_are_refused_in_a_sentence() -> None:
+    missed = {}
+    for kind, message in ODD.items():
+        with pytest.raises(UserError) as caught:
+            zeros(simulator(f"Embodyrl{'Batches' if kind is None else kind.__name__}-v0"), 1)
+        if re.search(message, str(caught.value)) is None:
+            missed[kind] = str(caught.value)
+    assert not missed
+
+
+class Arrays(Probe):
+    def step(self, action: Any) -> Any:
+        self.actions.append(action)
+        seen, ends = self.observation_space.sample(), np.array([len(self.actions) == 2])
+        return seen, np.array([[0.5]]), ends, np.array(False), {"success": np.array([1.0])}
+
+
+class OwnRandom(Probe):
+    """Draws its rewards from a generator of its own, under the name that Gymnasium uses, too."""
+
+    generator: Any = np.random.RandomState(0)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.np_random = self.generator
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), float(self.np_random.random_sample()), False, False, {}
+
+
+class ReadOnlyRandom(Probe):
+    @property
+    def np_random(self) -> Any:
+        return np.random.default_rng(3)
+
+
+for _kind in (Arrays, OwnRandom, ReadOnlyRandom):
+    gymnasium.register(f"Embodyrl{_kind.__name__}-v0", entry_point=_kind)
+
+
+def test_arrays_of_one_are_numbers() -> None:
+    result = zeros(simulator("EmbodyrlArrays-v0"), 3)
+    assert (result.rewards.tolist(), result.steps.tolist()) == ([[0.5, 0.5, 0.0]], [2])
+    assert result.success[0].tolist() == [True, True, False] and result.terminated[0]
+
+
+def test_a_generator_of_its_own_stays_and_is_seeded_by_the_episode() -> None:
+    ours = simulator("EmbodyrlOwnRandom-v0")
+    first = zeros(ours, 3).rewards
+    ours.reset([0], [EpisodeSpec(task="EmbodyrlOwnRandom-v0", start_state=1, seed=2)])
+    assert np.array_equal(zeros(ours, 3).rewards, first)
+    assert zeros(simulator("EmbodyrlReadOnlyRandom-v0"), 1).steps.tolist() == [1]
 
 
 def test_the_time_limit_is_the_runs_and_not_the_registered_one() -> None:

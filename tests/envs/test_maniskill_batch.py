@@ -48,7 +48,8 @@ class SideBySide:
 
     def step(self, actions: NDArray[np.float32]) -> Outcome:
         outcomes = [scene.step(actions[i : i + 1]) for i, scene in enumerate(self.scenes)]
-        return Outcome(*map(np.concatenate, zip(*outcomes, strict=True)))
+        *columns, says_success = zip(*outcomes, strict=True)
+        return Outcome(*map(np.concatenate, columns), says_success=all(says_success))
 
     def proprio(self) -> NDArray[np.float32]:
         return np.concatenate([scene.proprio() for scene in self.scenes])

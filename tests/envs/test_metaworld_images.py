@@ -224,7 +224,7 @@ def in_a_process(cameras: list[str], **environment: str) -> str:
     """What a fresh process says that starts an episode."""
     kept = {name: value for name, value in os.environ.items() if name not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")}
     command = [sys.executable, "-c", DRAW.format(cameras=cameras)]
-    ran = subprocess.run(command, capture_output=True, text=True, env={**kept, **environment}, timeout=120)
+    ran = subprocess.run(command, capture_output=True, text=True, env={**kept, **environment}, timeout=240)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from embodyrl.evaluation.protocols import (
     ASPECTS,
@@ -54,6 +56,38 @@ def test_the_published_evaluations_are_there() -> None:
         f"libero/{name}" for name in ("openvla-oft", "openpi", "simplevla-rl", "rlinf-openpi", "rlinf-openvla-oft")
     }
     assert names >= {"metaworld/rlinf", "maniskill/rlinf"}
+
+
+def test_protocols_set_what_their_sources_fix() -> None:
+    """Against the table in published.yaml, completely: a setting without a row is as wrong as another value."""
+    published = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text())
+    assert set(published) == set(shipped())
+    wrong = []
+    for name, fixed in published.items():
+        if shipped()[name].episodes_per_task != fixed["episodes"]:
+            wrong.append(f"{name}: {shipped()[name].episodes_per_task} episodes")
+        for (model, of_model), (task, of_task) in itertools.product(fixed["models"].items(), fixed["tasks"].items()):
+            expected = fixed["settings"] | of_model | of_task | fixed.get("both", {}).get(f"{model} {task}", {})
+            found = shipped()[name].settings_of(task, model, sees_images=True)
+            wrong += [
+                f"{name}, {model}, {task}: {key} is {found.get(key)}, not {expected.get(key)}"
+                for key in sorted({*expected, *found})
+                if expected.get(key) != found.get(key)
+            ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_is_not_played_as_published_is_said() -> None:
+    said = {(name, aspect.name): aspect for name, protocol in shipped().items() for aspect in protocol.aspects}
+    for place, words, differs in (
+        (("libero/rlinf-openpi", "episodes"), "of object 8 in all", "50 per task"),
+        (("libero/simplevla-rl", "episodes"), "496 of the 500", "all 500"),
+        (("libero/openvla", "images"), "a JPEG", "no JPEG"),
+        (("libero/lerobot", "actions"), "100 of ACT, 50 of SmolVLA", "does not say"),
+    ):
+        assert words in said[place].says and differs in said[place].differs, place
+    assert "action_utils.py:73-80" in said["libero/rlinf-openvla-oft", "gripper"].source
+    assert "libero_spatial.yaml:19" in said["libero/rlinf-openpi", "seeds"].source
 
 
 @pytest.mark.parametrize("suite", LIBERO_SUITES)

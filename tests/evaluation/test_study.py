@@ -239,7 +239,7 @@ def test_a_killed_evaluation_goes_on(run: Path, tmp_path: Path) -> None:
     out, checkpoint = tmp_path / "out", run / "checkpoints" / "000006"
     words = ["-m", "embodyrl", "eval", checkpoint, "eval.episodes=30", "env.num_envs=1", "--out", out]
     with programs.Program(words, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as eval_:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240
         while not (out / "episodes.jsonl").is_file() or len(lines_that_are_whole(out)) < 3:
             assert eval_.poll() is None and time.monotonic() < end
             time.sleep(0.005)
@@ -269,13 +269,15 @@ def test_an_evaluation_goes_on_only_as_it_began(run: Path, tmp_path: Path, monke
         with pytest.raises(UserError, match=re.escape(expected)):
             embodyrl.compare(path, None, overrides, **{"resume": True, "episodes": 2, "out": out} | options)
 
-    refused(f"{asked} exists, and results are never overwritten: name another folder, or go on", resume=False)
+    refused(f"{asked} exists, and results are never overwritten: name another folder, or continue", resume=False)
     refused(f"{asked} is of another evaluation, so its episodes cannot be kept: evaluations[0].weights", run)
     refused("evaluations[0].parts[0].eval.episodes: 2 there, 3 now", episodes=3)
     refused("evaluations[0].parts[0].env.max_episode_steps: 60 there, 50 now", overrides=["env.max_episode_steps=50"])
     refused("name it with out=", out=None)
     embodyrl.compare(first, None, ["env.num_envs=2"], episodes=2, out=out, resume=True)
-    with pytest.raises(CommandLineError, match=re.escape(f"{out} is an evaluation, which goes on as it began: leave")):
+    with pytest.raises(
+        CommandLineError, match=re.escape(f"{out} is an evaluation, which continues as it began: leave")
+    ):
         train.resume(out, ["run.iterations=3"])
     found = json.loads(asked.read_text())
     asked.write_text(json.dumps(found | {"versions": found["versions"] | {"numpy": "1.0"}}))

@@ -20,8 +20,6 @@ from embodyrl.cli.verify import closing_lines
 from embodyrl.evaluation.verification import Verification
 from embodyrl.runner.reproduction import LOCK_FILE, Lock, LockError
 
-pytestmark = pytest.mark.timeout(300)
-
 CONFIG = """
 plugins: [verified]
 seed: 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 def await_rows(process: subprocess.Popen[str], run_dir: Path, rows: int = 2) -> None:
     """Wait until a run has written this many rows of metrics."""
-    metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + 90
+    metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + 240
     while not metrics.exists() or len(metrics.read_text().splitlines()) < rows:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "the run does not get going"

@@ -268,7 +268,7 @@ def test_a_run_that_is_done_gets_its_summary_back(run: Path, damage: str) -> Non
 def test_odd_lines_of_metrics_are_left_out_of_the_report_and_counted(run: Path) -> None:
     DAMAGES["metrics with words"][1](run / METRICS)
     answer = ask("report", str(run))
-    assert answer.code == 0 and f"2 line(s) of {run / METRICS}" in answer.text
+    assert answer.code == 0 and f"2 lines of {run / METRICS}" in answer.text
 
 
 @pytest.mark.parametrize(

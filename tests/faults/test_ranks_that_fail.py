@@ -44,8 +44,8 @@ class Started:
 
     def ending(self) -> tuple[int, str]:
         """Exit code and stderr, once it has ended and every process with it."""
-        _, err = self.process.communicate(timeout=60)
-        assert not psutil.wait_procs(self.everyone, timeout=10)[1], "processes are left"
+        _, err = self.process.communicate(timeout=240)
+        assert not psutil.wait_procs(self.everyone, timeout=60)[1], "processes are left"
         return self.process.returncode, err
 
 
@@ -122,7 +122,7 @@ def test_the_others_name_a_rank_that_torchrun_started(start: Callable[..., Start
     run.ranks[1].kill()
     code, err = run.ending()
     assert code == 1
-    assert f"rank 0 cannot go on: rank 1 (pid {run.ranks[1].pid}) ended" in err
+    assert f"rank 0 cannot continue: rank 1 (pid {run.ranks[1].pid}) ended" in err
 
 
 def test_a_signal_to_any_rank_stops_all_and_is_saved(start: Callable[..., Started]) -> None:

@@ -44,7 +44,7 @@ class Started:
     def ending(self, within_s: float) -> tuple[int, str]:
         """Exit code and stderr, once it has ended and every process with it."""
         _, err = self.process.communicate(timeout=within_s)
-        assert not psutil.wait_procs(self.everyone, timeout=10)[1], "processes are left"
+        assert not psutil.wait_procs(self.everyone, timeout=60)[1], "processes are left"
         return self.process.returncode, err
 
 
@@ -97,7 +97,7 @@ main()
 
 def test_a_worker_that_is_killed_while_its_rollout_is_mapped_is_named(tmp_path: Path) -> None:
     _, _, *words = WORDS
-    done = programs.run(["-c", KILLED_MEANWHILE, *words, f"run.dir={tmp_path / 'run'}"], timeout=60)
+    done = programs.run(["-c", KILLED_MEANWHILE, *words, f"run.dir={tmp_path / 'run'}"], timeout=240)
     pid = re.search(r"^killed (\d+)$", done.stderr, re.MULTILINE)
     assert pid and done.returncode == 1, done.stderr
     assert re.search(rf"error: rollout worker .*\(pid {pid[1]}, envs.*was killed by SIGKILL", done.stderr), done.stderr

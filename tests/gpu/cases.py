@@ -64,7 +64,7 @@ FAMILIES = {
     "openvla": Family({"name": "openvla"} | PRISMATIC, chunk=1, lr=0.01),
     "openvla_oft": Family({"name": "openvla_oft"} | PRISMATIC, lr=0.01),
     "openvla_oft_l1": Family({"name": "openvla_oft"} | PRISMATIC | L1, ("front", "wrist"), samples=False),
-    "pi0": Family({"name": "pi0", "denoising_steps": 2} | PI),
+    "pi0": Family({"name": "pi0", "denoising_steps": 2} | PI, lr=0.01),
     "smolvla": Family(
         {"name": "smolvla", "denoising_steps": 2, "noise_method": "flow_noise", "joint_logprob": True} | SMOLVLA,
     ),

@@ -62,7 +62,6 @@ def on_both(words: list[str], folder: Path, tolerance: float, family: str = "mlp
 
 
 @pytest.mark.skipif(bool(SIMULATORS.entry("metaworld").missing()), reason="metaworld is not installed")
-@pytest.mark.timeout(300)
 def test_the_main_job_has_the_cpus_metrics_and_is_evaluated(standin: None, tmp_path: Path) -> None:
     rows = on_both(["experiment/metaworld_reach", *SHORT], tmp_path, 1e-4)
     assert len(rows) == 3
@@ -77,7 +76,6 @@ SAC = [
 ]
 
 
-@pytest.mark.timeout(300)
 def test_learning_from_a_replay_has_the_cpus_metrics(standin: None, tmp_path: Path) -> None:
     rows = on_both(["experiment/gym_pendulum_sac", *SAC], tmp_path, 1e-3)
     assert rows[-1]["train/updates"] == 3 * 32 and len(rows) == 5
@@ -92,7 +90,6 @@ PIXELS = [
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(SupportedModel.entry("cnn").missing()), reason="needs the extra vla")
-@pytest.mark.timeout(300)
 def test_learning_from_a_replay_of_images_has_the_cpus_metrics(standin: None, tmp_path: Path) -> None:
     words = ["experiment/gym_pendulum_sac", *SAC, *PIXELS, "model.head=squashed"]
     rows = on_both(words, tmp_path, 1e-3, "cnn")
@@ -114,7 +111,6 @@ tracking: {sinks: [jsonl], report: false}
 
 
 @pytest.mark.parametrize("sees", rest_slow(["states", "images"]))
-@pytest.mark.timeout(300)
 def test_learning_by_worth_has_the_cpus_metrics(sees: str, standin: None, tmp_path: Path) -> None:
     """The policy learns by its own loss, and critics look for themselves."""
     if sees == "images" and SupportedModel.entry("cnn").missing():
@@ -161,7 +157,6 @@ for name in sys.argv[1:]:
 
 
 @pytest.mark.skipif(bool(SupportedModel.entry("openvla_oft").missing()), reason="needs the extra vla")
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "groups", [["peak", "decide", "offload", "sync"], pytest.param(["learn"], marks=pytest.mark.slow)]
 )
@@ -196,7 +191,6 @@ run: {name: gpu}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_rollout_workers_share_the_gpu_of_the_rank(standin: None, tmp_path: Path) -> None:
     """Weights go from the GPU through shared memory to the workers' GPU, and what is learned stays the same."""
     (tmp_path / "standin_here.py").write_text(STANDIN_HERE)

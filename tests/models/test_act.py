@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from embodyrl.config import ConfigError, load_config
+from embodyrl.config import ConfigError, ConfigUse, LoadedConfig, load_config
 from embodyrl.config.rules import checkpoint_notes
 from embodyrl.envs import ActionField, SimulatorSpec
+from embodyrl.evaluation.study import plan
 from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_policy
+from embodyrl.models.act.checkpoint import CheckpointFiles
 from embodyrl.models.act.config import ACTConfig, ScratchConfig
 from embodyrl.models.policy import ACTION_WEIGHTS
 
@@ -177,7 +181,7 @@ def refused(name: str, *words: str) -> str:
 def test_a_config_is_checked_against_its_checkpoint(saved: Path, tmp_path: Path) -> None:
     words = ["tiny_act_ppo", "model.state=token", f"model.checkpoint={saved}"]
     said = refused(*words, "rollout.chunk_size=8")
-    assert "the checkpoint expects 2 image(s) (observation.images.front, observation.images.hand)" in said
+    assert "the checkpoint expects 2 images (observation.images.front, observation.images.hand)" in said
     assert "rollout.chunk_size = 8, but the checkpoint gives 7 actions at once" in said
     assert "images have 64 x 64 pixels, the checkpoint's 40 x 56" in said and "[40, 56]" in said
     assert "the statistics are of states with 5 numbers" in said
@@ -193,6 +197,28 @@ def noted(words: list[str]) -> list[str]:
     return list(checkpoint_notes(load_config("tiny_act_ppo", words).config))
 
 
+def test_lerobots_protocol_executes_as_many_actions_as_the_checkpoint_says(saved: Path, tmp_path: Path) -> None:
+    for path in saved.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((saved / "config.json").read_text())
+    words = ["env.cameras=[corner4,corner]", "env.image_size=[40,56]", f"model.checkpoint={tmp_path}"]
+    words += ["rollout.chunk_size=4", "rollout.num_chunks=200"]
+
+    def planned(**changes: Any) -> tuple[Any, ...]:
+        (tmp_path / "config.json").write_text(json.dumps(config | changes))
+        found = plan(load, [], str(tmp_path), "lerobot").parts[0].config
+        return found.eval.actions, found.eval.ensemble, found.rollout.chunk_size
+
+    def load(overrides: Sequence[str]) -> tuple[LoadedConfig, Path | None]:
+        kept = [text for text in overrides if not text.startswith(("env.cameras", "env.image_size"))]  # the file's own
+        return load_config("tiny_act_ppo", [*words, *kept], use=ConfigUse.play), None
+
+    assert planned(n_action_steps=3) == (3, None, 4)
+    assert planned(n_action_steps=7) == (7, None, 7), "with chunks that are long enough"
+    assert planned(temporal_ensemble_coeff=0.01) == (None, 0.01, 4)
+    assert planned(n_action_steps="all") == (None, None, 4)
+
+
 def test_it_is_said_how_the_checkpoint_was_meant_to_be_executed(saved: Path, tmp_path: Path) -> None:
     for path in saved.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -204,3 +230,92 @@ def test_it_is_said_how_the_checkpoint_was_meant_to_be_executed(saved: Path, tmp
     assert "embodyrl eval with rollout.chunk_size=7 eval.ensemble=0.01" in noted(words)[0]
     (tmp_path / "config.json").write_text(json.dumps(config | {"n_action_steps": 5}))
     assert "5 actions per chunk (n_action_steps)" in noted(words)[0]
+
+
+# ---- the state of the environment
+
+
+KEYPOINTS = dataclasses.replace(SPEC, environment_state=(1, 4), cameras=(), image_size=(0, 0))
+"""The environment's state is numbers 1 to 3 of 5; there are no images."""
+
+
+def by_hand(network: Any, robot: torch.Tensor, environment: torch.Tensor) -> torch.Tensor:
+    """Chunks from tokens of the latent variable, the robot's state and the environment's, each at a learned place."""
+    latent = network.encoder_latent_input_proj(robot.new_zeros(len(robot), 3))
+    parts = [latent, network.encoder_robot_state_input_proj(robot), network.encoder_env_state_input_proj(environment)]
+    places = network.encoder_1d_feature_pos_embed.weight[:, None]
+    memory = network.encoder(torch.stack(parts), places)
+    return network.action_head(network.decoder(network.decoder_pos_embed.weight[:, None], memory, places))
+
+
+@torch.inference_mode()
+def test_the_environments_state_is_a_token_of_its_own(tmp_path: Path) -> None:
+    policy = scratch(spec=KEYPOINTS)
+    assert (policy.architecture.state_dim, policy.architecture.environment_dim, policy.spec.proprio_dim) == (2, 3, 5)
+    assert not any("backbone" in name or "img" in name for name, _ in policy.named_parameters())
+    assert policy.tokens_per_observation("push") == 3 == policy.network.encoder_1d_feature_pos_embed.num_embeddings
+    given = dataclasses.replace(observation(), images=None)
+    acted = policy.act(policy.preprocess(given), "eval").actions
+    wanted = by_hand(policy.network, given.proprio[:, [0, 4]], given.proprio[:, 1:4]).transpose(0, 1)
+    torch.testing.assert_close(acted, wanted.clamp(-1, 1))
+
+    policy.save(tmp_path, options())
+    features = json.loads((tmp_path / "config.json").read_text())["input_features"]
+    assert features["observation.environment_state"] == {"type": "ENV", "shape": [3]}
+    # Without a simulator, the robot's numbers come first.
+    alone = load_policy("act", checkpoint=tmp_path, chunk_size=4)
+    sorted_ = dataclasses.replace(given, proprio=given.proprio[:, [0, 4, 1, 2, 3]])
+    torch.testing.assert_close(alone.act(alone.preprocess(sorted_), "eval").actions, acted)
+
+
+def test_the_environments_state_beside_images_learns_and_is_not_in_the_style() -> None:
+    policy = scratch(spec=dataclasses.replace(SPEC, environment_state=(0, 3)))
+    inputs, actions, draws = demonstrations(policy)
+    assert [inputs[name].shape[1:] for name in ("state", "environment")] == [(2,), (3,)]
+    policy.sft_loss(inputs, actions, draws).backward()
+    assert policy.network.encoder_env_state_input_proj.weight.grad.abs().sum() > 0
+    assert policy.network.vae_encoder_robot_state_input_proj.in_features == 2
+    assert policy.tokens_per_observation("push") == 3 + 2 * 2 * 2
+
+
+def test_an_environments_state_of_another_size_is_named(tmp_path: Path) -> None:
+    scratch(spec=KEYPOINTS).save(tmp_path, options())
+    for place, there in (((0, 0), "none"), ((0, 4), "4")):
+        other = dataclasses.replace(KEYPOINTS, environment_state=place)
+        message = f"reads observation.environment_state of 3 numbers, the simulator observes {there}: choose"
+        with pytest.raises(PolicyError, match=message):
+            build_policy(options(checkpoint=str(tmp_path)), other, chunk_size=4, seed=1)
+
+
+def rename_statistics(folder: Path, names: dict[str, str]) -> None:
+    """Write statistics of features under other names."""
+    for path in folder.glob("*_processor.safetensors"):
+        tensors = load_file(path)
+        for old, new in names.items():
+            for key in [key for key in tensors if key.rpartition(".")[0] == old]:
+                tensors[f"{new}.{key.rpartition('.')[2]}"] = tensors.pop(key)
+        save_file(tensors, path)
+
+
+def test_names_of_cameras_that_lerobots_migration_mangled_are_matched_where_that_is_clear(tmp_path: Path) -> None:
+    """It writes cam_high as cam.high; the remedy for what is not clear never takes the images of other data."""
+    spec = dataclasses.replace(SPEC, cameras=("cam_high", "hand"))
+    config = options()
+    folder, stats = tmp_path / "saved", tmp_path / "stats.json"
+    folder.mkdir()
+    build_policy(config, spec, chunk_size=4, seed=1).save(folder, config)
+    high, hand = "observation.images.cam_high", "observation.images.hand"
+    wanted = CheckpointFiles.read(folder).scales().images[0].origin.tolist()
+    rename_statistics(folder, {high: "observation.images.cam.high"})
+    assert CheckpointFiles.read(folder).scales().images[0].origin.tolist() == wanted
+    other = {"mean": [0.1] * 3, "std": [0.9] * 3}
+    numbers = {"observation.state": (5, other), "action": (4, other), high: (3, other), hand: (3, other)}
+    content = {name: {key: [one[0]] * size for key, one in each.items()} for name, (size, each) in numbers.items()}
+    stats.write_text(json.dumps(content))
+    taken = CheckpointFiles.read(folder, statistics=str(stats)).scales()
+    assert taken.images[0].origin.tolist() == pytest.approx(wanted) and taken.actions.origin[0] == pytest.approx(0.1)
+    rename_statistics(folder, {"observation.images.cam.high": "observation.images.top"})
+    with pytest.raises(PolicyError, match=f"has no statistics of '{high}'"):
+        CheckpointFiles.read(folder).scales()
+    with pytest.raises(PolicyError, match=rf"of the images observation\.images\.top, and none of {high}.*rename it"):
+        CheckpointFiles.read(folder, statistics=str(stats))

@@ -265,7 +265,7 @@ def test_statistics_of_a_dataset_for_a_new_robot(whole: Path, tmp_path: Path) ->
     policy.save(saved, policy.config)
     again = load(saved, embodiment_tag=None, simulator=spec)
     assert torch.equal(again.action_range.half_width, policy.action_range.half_width)
-    with pytest.raises(PolicyError, match=r"there are 1 camera\(s\).*trained with 2 image\(s\): front, hand"):
+    with pytest.raises(PolicyError, match=r"names 1 camera,.* trained with 2 images: front, hand"):
         load(saved, embodiment_tag=None, simulator=dataclasses.replace(spec, cameras=("front",)))
 
 
@@ -300,8 +300,11 @@ def test_a_checkpoint_of_lerobot_without_statistics(folder: Path) -> None:
     statistics.write_bytes(statistics.read_bytes()[:-4])
     with pytest.raises(PolicyError, match=r"_v3\.safetensors is damaged \(.*\): download it again"):
         load(folder)
-    statistics.unlink()
+    statistics.rename(folder.parent / "v3.safetensors")
     with pytest.raises(PolicyError, match=r"names .*_v3\.safetensors, which is not there: set model\.statistics to"):
+        load(folder)
+    rewrite(folder / "policy_preprocessor.json", lambda all: all["steps"][1].update(state_file="../v3.safetensors"))
+    with pytest.raises(PolicyError, match=r"names \.\./v3\.safetensors, which is not there"):
         load(folder)
     rewrite(folder / "policy_preprocessor.json", lambda content: content["steps"].pop())
     with pytest.raises(PolicyError, match=r"has no step groot_pack_inputs.*: set model\.statistics to"):
@@ -795,12 +798,12 @@ def test_task_descriptions_and_tokenizers_that_do_not_fit_are_found_before_anyth
     other = faults(whole, f"model.tokenizer={tmp_path}")
     assert "model.tokenizer: <IMG_CONTEXT> has id None in the tokenizer" in other
     (tmp_path / "tokenizer.json").write_text("{")
-    assert "model.tokenizer: the tokenizer cannot be read" in faults(whole, f"model.tokenizer={tmp_path}")
+    assert "model.tokenizer: tokenizer.json cannot be read" in faults(whole, f"model.tokenizer={tmp_path}")
 
 
 def test_another_models_folder_and_sizes_that_are_none_are_named(folder: Path) -> None:
     rewrite(folder / "config.json", lambda content: content["action_head_cfg"].update(action_horizon="x"))
-    assert "config.json: action_horizon is 'x', expected a whole number from 1 on" in faults(folder)
+    assert "config.json: action_horizon is 'x', a whole number from 1 on was expected" in faults(folder)
     rewrite(folder / "config.json", lambda content: [content.clear(), content.update(type="pi0")])
     assert "config.json is that of a 'pi0' model, expected 'gr00t_n1_5'" in faults(folder)
 
@@ -818,7 +821,7 @@ def test_another_models_folder_and_sizes_that_are_none_are_named(folder: Path) -
             "model.state_keys=[hand,wheels]",
             r"'wheels', which the statistics of new_embodiment.state lack \(known",
         ),
-        ("model.video_keys=null", r"there are 1 camera\(s\) .* trained with 2 image\(s\): front, hand"),
+        ("model.video_keys=null", r"names 1 camera,.* trained with 2 images: front, hand"),
         ("env.cameras=[]", "env.cameras is empty"),
         ("rollout.chunk_size=6", "rollout.chunk_size = 6, but the model denoises 5 actions at a time"),
         ("model.tokenizer=nowhere", "no tokenizer in nowhere"),
@@ -899,6 +902,14 @@ DAMAGED: dict[str, tuple[Any, str]] = {
         lambda all: robot_in(all)["state"]["hand"]["mean"].pop(),
         "state.hand differ in length (min 6, max 6, mean 5, std 6), expected as many numbers of each",
     ),
+    "a lower end above": (
+        lambda all: robot_in(all)["state"]["hand"]["min"].__setitem__(1, 70.0),
+        "state.hand are damaged, min[1] is 70.0, above max, which is",
+    ),
+    "a deviation": (
+        lambda all: robot_in(all)["state"]["hand"]["std"].__setitem__(1, -0.5),
+        "state.hand are damaged, std[1] is -0.5, below 0",
+    ),
     "no action": (lambda all: robot_in(all).pop("action"), "new_embodiment.action are nothing, expected an object"),
     "no part": (lambda all: robot_in(all).update(action={}), "new_embodiment.action have no numbers, expected one per"),
     "no numbers": (
@@ -972,7 +983,7 @@ def test_observations_that_do_not_fit(whole: Path) -> None:
     policy, observation = load(whole), two_views()
     with pytest.raises(PolicyError, match="needs a state of 8 numbers, the observation has none"):
         policy.preprocess(dataclasses.replace(observation, proprio=None))
-    with pytest.raises(PolicyError, match=r"takes 2 image\(s\) per observation, got 1"):
+    with pytest.raises(PolicyError, match=r"takes 2 images per observation, got 1"):
         policy.preprocess(dataclasses.replace(observation, images=observation.images[:, :1]))
     with pytest.raises(PolicyError, match=r"images of the observation is a ndarray, want a tensor: .* PolicyObs.*\.of"):
         policy.preprocess(dataclasses.replace(observation, images=observation.images.numpy()))

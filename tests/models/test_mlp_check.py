@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -94,8 +95,16 @@ def test_a_run_is_no_checkpoint_but_holds_one(tmp_path: Path) -> None:
 
 
 def test_a_damaged_description_is_told(folder: Path) -> None:
-    (folder / "policy.json").write_text("{")
+    description = folder / "policy.json"
+    content = json.loads(description.read_text())
+    content["spec"]["proprio_dim"] = str(content["spec"]["proprio_dim"])
+    description.write_text(json.dumps(content))
+    assert "policy.json is damaged (spec.proprio_dim is '39', no whole number)" in faults(folder)
+    description.write_text("{")
     assert "model.checkpoint: " in faults(folder) and "policy.json is damaged" in faults(folder)
+    description.unlink()
+    assert faults(folder) == ""
+    assert "reads states of 39 numbers, those of the simulator have 3 - " in faults(folder, "env=gym/pendulum")
 
 
 def test_weights_that_are_cut_short_or_of_something_else(folder: Path) -> None:

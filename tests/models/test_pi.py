@@ -24,8 +24,8 @@ from embodyrl.config.rules import checkpoint_notes
 from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models import PolicyError, PolicyObservation, SupportedModel, build_policy, load_policy
 from embodyrl.models.flow.config import NoiseMethod
-from embodyrl.models.pi.checkpoint import HEAD, WORDS, CheckpointFiles
-from embodyrl.models.pi.config import GemmaSizes, ScratchConfig, StateInput
+from embodyrl.models.pi.checkpoint import HEAD, WORDS, CheckpointFiles, robot_of
+from embodyrl.models.pi.config import GemmaSizes, Normalization, Pi05Config, ScratchConfig, StateInput
 from embodyrl.models.pi.network import Attention, Rotation, stacked
 from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE
 
@@ -113,6 +113,7 @@ def test_log_probabilities_are_scored_at_the_noise_level_that_they_were_drawn_wi
         policy.set_progress(done)
         levels.append(policy.act(inputs, "train").trace["noise_level"][0].item())
     assert levels == pytest.approx([0.6, 0.4, 0.2])
+    assert policy.scheduled(0.25) == pytest.approx({"model.noise_level": 0.5}), "what a resume says of it"
     assert torch.equal(policy.evaluate(inputs, acted.trace).logprobs, acted.logprobs)
 
 
@@ -265,12 +266,12 @@ def test_statistics_of_openpi_and_lerobot(folder: Path) -> None:
     with pytest.raises(PolicyError, match="several data sets: set unnorm_key to one of lab/robot, lerobot"):
         load(folder)
     for key in ("lab/robot", "lerobot"):
-        assert torch.equal(load(folder, unnorm_key=key).actions.half_width, policy.actions.half_width)
+        assert torch.equal(load(folder, unnorm_key=key).actions.factor, policy.actions.factor)
     with pytest.raises(PolicyError, match=r"unnorm_key = 'lab/robott' - did you mean 'lab/robot'\?"):
         load(folder, unnorm_key="lab/robott")
     other = folder.parent / "stats.json"
     other.write_text(json.dumps(own))
-    assert torch.equal(load(folder, statistics=str(other)).states.centre, policy.states.centre)
+    assert torch.equal(load(folder, statistics=str(other)).states.origin, policy.states.origin)
 
 
 def test_statistics_of_padded_states_and_actions_are_cut(folder: Path, tmp_path: Path) -> None:
@@ -332,7 +333,7 @@ def test_statistics_need_no_wrapper(folder: Path) -> None:
     assert faults(folder) == ""
     found = load(folder)
     for one, other in ((found.states, wanted.states), (found.actions, wanted.actions)):
-        assert torch.equal(one.centre, other.centre) and torch.equal(one.half_width, other.half_width)
+        assert torch.equal(one.origin, other.origin) and torch.equal(one.divisor, other.divisor)
 
 
 DAMAGED_STATISTICS: dict[str, tuple[Callable[[Any], object], str]] = {
@@ -356,6 +357,10 @@ DAMAGED_STATISTICS: dict[str, tuple[Callable[[Any], object], str]] = {
         "norm_stats.json: actions.q99[2] is nan, a finite number was expected: download the file again",
     ),
     "inf": (lambda stats: stats["state"]["mean"].__setitem__(0, float("inf")), "state.mean[0] is inf, a finite"),
+    "a lower end above": (
+        lambda stats: stats["actions"]["q01"].__setitem__(2, 70.0),
+        "norm_stats.json: actions.q01[2] is 70.0, above q99, which is",
+    ),
     "a word": (lambda stats: stats["state"]["q01"].__setitem__(4, "x"), "state.q01[4] is 'x', a finite number"),
     "yes": (lambda stats: stats["state"]["q01"].__setitem__(4, True), "state.q01[4] is True, a finite number"),
     "nothing": (
@@ -634,20 +639,115 @@ def test_validate_says_how_prompts_and_times_go(narrow: Path) -> None:
         "checkpoint's files; model.padded_state changes it)",
         "denoising times add up -1/10 in float32, as openpi's (by the checkpoint's files; model.denoising_times "
         "changes it)",
+        "states are normalised by quantile, actions by quantile (by the checkpoint's files; model.normalization "
+        "changes it)",
     ]
     by_lerobot(narrow, *STEPS)
-    padded, divided = said("model.denoising_steps=4")
+    padded, divided, _ = said("model.denoising_steps=4")
     assert padded.startswith(
         "the state in the prompt is filled up to 8 numbers, as LeRobot 0.4 does (by the checkpoint's"
     )
     assert divided.startswith("denoising times are 1 - i/4, as LeRobot's since 0.4.3 (by the checkpoint's files")
     assert said("model.padded_state=false")[0].endswith("(model.padded_state)")
-    assert len(said("model.state=none")) == 1
+    assert said("model.state=none")[1].startswith("actions are normalised by quantile (by the") and len(said()) == 3
+    rewrite(narrow / "config.json", lambda content: content.update(n_action_steps=2))
+    assert said()[3].startswith("the checkpoint was evaluated with 2 actions per chunk (n_action_steps), here 4 are")
     with pytest.raises(ConfigError, match=r"a prompt has 1[0-9] tokens, the model takes 12"):
         said("model.prompt_length=12", "env.task_descriptions.Pendulum-v1=push the cube")
     (narrow / "policy_preprocessor.json").write_text('{"steps": 3}')
     with pytest.raises(ConfigError, match=r"policy_preprocessor\.json: steps is 3, a list of steps was expected"):
         said()
+
+
+NUMBERS = {"mean": 0.2, "std": 0.6, "q01": -0.1, "q99": 1.9, "min": -0.5, "max": 2.5, "q10": 0.0, "q90": 1.5}
+"""Statistics of each number of a state and an action."""
+WAYS = {"MEAN_STD": 0.8, "QUANTILES": 1.9, "MIN_MAX": 2.5, "QUANTILE10": 1.5, "IDENTITY": 1.0}
+"""What LeRobot makes of an output of 1, by these statistics."""
+
+
+def by_ways(folder: Path, mapping: Any = None, before: Any = None, after: Any = None) -> Path:
+    """The same checkpoint with LeRobot's statistics, and the ways of normalisation that its three files state."""
+    (folder / "norm_stats.json").unlink(missing_ok=True)
+    own = {"observation.state": 5, "action": 4}
+    content = {name: {key: [one] * size for key, one in NUMBERS.items()} for name, size in own.items()}
+    (folder / "stats.json").write_text(json.dumps(content))
+    rewrite(folder / "config.json", lambda config: config.update(normalization_mapping=mapping))
+    if mapping is None:
+        rewrite(folder / "config.json", lambda config: config.pop("normalization_mapping"))
+    for file, name, ways in (("pre", "normalizer", before), ("post", "unnormalizer", after)):
+        steps = [{"registry_name": f"{name}_processor", "config": {} if ways is None else {"norm_map": ways}}]
+        (folder / f"policy_{file}processor.json").write_text(json.dumps({"steps": steps}))
+    return folder
+
+
+def scales(folder: Path, **options: Any) -> Any:
+    """Normalisation of states and actions, without building a network."""
+    config = Pi05Config(name="pi05", **options)
+    files = CheckpointFiles.read(folder)
+    return robot_of(files.statistics["lerobot"], config, files, proprio=5, action_dim=4)
+
+
+def test_states_and_actions_are_normalised_as_lerobots_files_say(narrow: Path) -> None:
+    """Either file alone, or all of them, as LeRobot writes them."""
+    faults = []
+    for way, wanted in WAYS.items():
+        stated = {"VISUAL": "IDENTITY", "STATE": "MIN_MAX", "ACTION": way}
+        for files in ((stated,), (None, stated), (stated, stated, {"ACTION": way})):
+            robot = scales(by_ways(narrow, *files), state=StateInput.prompt)
+            output = ((1.0 + robot.actions.shift) * robot.actions.factor + robot.actions.origin).tolist()
+            state = ((2.5 - robot.states.origin) / robot.states.divisor - robot.states.shift).tolist()
+            if output != pytest.approx([wanted] * 4) or state != pytest.approx([1.0] * 5):
+                faults.append((way, len(files), output, state))
+    assert not faults
+    policy = load_pi05(by_ways(narrow, {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"}))
+    assert policy.actions.unnormalize(torch.ones(4)).tolist() == pytest.approx([0.8] * 4)
+    assert policy.states.normalize(torch.full((5,), 0.8)).tolist() == pytest.approx([1.0] * 5)
+    assert scales(narrow, normalization=Normalization.zscore).actions.factor[0] == pytest.approx(0.6)
+
+
+def test_ways_of_normalisation_that_contradict_each_other_are_refused(narrow: Path) -> None:
+    both, other = {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"}, {"STATE": "MEAN_STD", "ACTION": "QUANTILES"}
+    rows: tuple[tuple[tuple[Any, ...], dict[str, Any], str], ...] = (
+        (
+            (both, other),
+            {},
+            "config.json: normalization_mapping says that ACTION is normalised by MEAN_STD, policy",
+        ),
+        ((both, both, {}), {}, "ACTION is normalised by MEAN_STD, policy_postprocessor.json: norm_map by IDENTITY"),
+        ((None, both, other), {}, "policy_preprocessor.json: norm_map says that ACTION"),
+        ((both,), {"normalization": Normalization.quantile}, "set model.normalization to zscore"),
+        (({**both, "STATE": "MIN_MAX"},), {"normalization": Normalization.zscore}, "STATE was normalised by MIN_MAX"),
+        (({**both, "VISUAL": "MEAN_STD"},), {}, "normalization_mapping.VISUAL is MEAN_STD, but this model reads"),
+        (({**both, "STATE": ["MEAN_STD"]},), {}, "normalization_mapping.STATE is ['MEAN_STD'], which is not"),
+        (("MEAN_STD",), {}, "normalization_mapping is 'MEAN_STD', a JSON object was expected"),
+        ((None, [3]), {}, "policy_preprocessor.json: norm_map is [3], a JSON object was expected"),
+    )
+    faults = []
+    for files, options, wanted in rows:
+        by_ways(narrow, *files)
+        with pytest.raises(PolicyError) as caught:
+            scales(narrow, **options)
+        faults += [] if wanted in str(caught.value) else [(wanted, str(caught.value))]
+    assert not faults
+
+
+def test_actions_relative_to_the_state_need_the_option(narrow: Path) -> None:
+    """LeRobot 0.5.1 and later train them; the option says how many dims are."""
+    both = {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
+    folder = by_ways(narrow, both, both, both)
+    rewrite(folder / "config.json", lambda config: config.update(use_relative_actions=False))
+    scales(folder)
+    steps = folder / "policy_preprocessor.json"
+    step = {"registry_name": "relative_actions_processor", "config": {"enabled": False}}
+    rewrite(steps, lambda content: content["steps"].insert(0, step))
+    scales(folder)
+    rewrite(steps, lambda content: content["steps"][0]["config"].update(enabled=True))
+    with pytest.raises(PolicyError, match=r"relative_actions_processor\.enabled is true"):
+        scales(folder)
+    rewrite(folder / "config.json", lambda config: config.update(use_relative_actions=True))
+    with pytest.raises(PolicyError, match="use_relative_actions is true: actions are offsets"):
+        load_pi05(folder)
+    scales(folder, relative_action_dims=3)
 
 
 def shorten(content: Any) -> None:
@@ -665,7 +765,7 @@ def test_cameras_are_matched_by_name(folder: Path) -> None:
         policy.act(policy.preprocess(batch), "eval").actions, other.act(other.preprocess(swapped), "eval").actions
     )
     one = dataclasses.replace(SPEC, cameras=("front",))
-    with pytest.raises(PolicyError, match=r"expects 2 image\(s\) \(front, hand\), 1 are named \(front\)"):
+    with pytest.raises(PolicyError, match=r"expects 2 images \(front, hand\), named: 1 \(front\)"):
         load(folder, simulator=one)
     absent = load(folder, simulator=one, cameras=["front", "absent"])
     alone = dataclasses.replace(batch, images=batch.images[:, :1])
@@ -757,7 +857,7 @@ def faults(folder: Path, *settings: str) -> str:
         ),
         (
             ["model.cameras=[]"],
-            "the checkpoint expects 2 image(s) (front, hand), 1 are named (render)",
+            "the checkpoint expects 2 images (front, hand), named: 1 (render)",
         ),
         (["rollout.chunk_size=5"], "rollout.chunk_size = 5, but the checkpoint gives 4 actions at once"),
         (["model.tokenizer=nowhere.json"], "model.tokenizer = 'nowhere.json' is no file called tokenizer.json or"),

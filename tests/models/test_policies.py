@@ -12,6 +12,9 @@ import pytest
 import torch
 from slow import only_slow
 
+from embodyrl.checking.policies import PROMISES, PolicyBench
+from embodyrl.checking.promises import State
+from embodyrl.config import ConfigUse, load_config
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models import Policy, PolicyError, PolicyObservation, SupportedModel, build_policy
@@ -20,6 +23,7 @@ from embodyrl.models.cnn.options import Encoders
 from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.gr00t.config import ScratchConfig as Gr00tScratch
 from embodyrl.models.gr00t.config import ValueInput
+from embodyrl.models.mlp.heads import build_head
 from embodyrl.models.mlp.options import MLPConfig
 from embodyrl.models.pi.config import ScratchConfig as PiScratch
 from embodyrl.models.pi.config import StateInput, ValueFrom
@@ -184,7 +188,11 @@ def make_observation(batch: int, seed: int = 3) -> PolicyObservation:
     return Case("mlp").observation(batch, seed)
 
 
-@pytest.fixture(params=CASES)
+FAST = {"mlp-discrete", *{case.model: name for name, case in reversed(CASES.items())}.values()}
+"""The first case of each model, and one of choices."""
+
+
+@pytest.fixture(params=[name if name in FAST else only_slow(name) for name in CASES])
 def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
@@ -197,6 +205,14 @@ def policy(case: Case) -> Policy:
 def test_every_model_has_a_case() -> None:
     built_in = {entry.name for entry in SupportedModel.entries() if entry.source == "built-in"}
     assert {case.model for case in CASES.values()} == built_in
+
+
+def test_it_keeps_the_promises_of_every_model(case: Case, policy: Policy) -> None:
+    config = load_config("gym_pendulum", use=ConfigUse.show).config
+    rollout = dataclasses.replace(config.rollout, chunk_size=case.chunk)
+    bench = PolicyBench(dataclasses.replace(config, model=case.config, rollout=rollout), case.simulator)
+    findings = [bench.try_(each) for each in PROMISES]
+    assert not [str(finding) for finding in findings if finding.state is State.broken]
 
 
 def test_evaluate_reproduces_the_logprobs_of_act(case: Case, policy: Policy) -> None:
@@ -395,6 +411,20 @@ def test_categorical_logprobs_and_entropy_by_hand() -> None:
     assert (drawn == 1).float().mean().item() == pytest.approx(0.2, abs=0.01)
 
 
+def test_choices_start_where_the_simulators_do() -> None:
+    found = {}
+    for first, last in ((-1, 1), (0, 3), (5, 12)):
+        action = ActionField(name="push", meaning="discrete", unit="1", low=(float(first),), high=(float(last),))
+        head = build_head(make_spec(actions=(action,)), 2, 0.0)
+        outputs = torch.zeros(400, head.outputs)
+        sample = head.sample(outputs, torch.Generator().manual_seed(0))
+        actions = head.actions(sample, head.logprobs(outputs, sample))
+        assert head.entropy(outputs)[0].tolist() == pytest.approx([np.log(last - first + 1)] * 2)
+        assert head.errors(outputs, actions) == pytest.approx(-head.logprobs(outputs, sample))
+        found[first] = sorted(set(actions.flatten().tolist()))
+    assert found == {-1: [-1, 0, 1], 0: [0, 1, 2, 3], 5: [5, 6, 7, 8, 9, 10, 11, 12]}
+
+
 WITHOUT_WEIGHTS = ["cnn", "openvla", "openvla_oft-two-images-and-state", "pi05", "gr00t", "smolvla", "act"]
 OTHERS = [only_slow(name) for name in CASES if name not in WITHOUT_WEIGHTS]
 
@@ -418,6 +448,17 @@ def test_its_size_is_known_without_weights(case: Case) -> None:
     decision = real.act(real.preprocess(case.observation(4)), "eval")
     assert traced.entries == decision.logprobs.shape[1]
     assert traced.trace_bytes * 4 == sum(each.nbytes for each in decision.trace.values())
+
+
+def test_fine_tuning_is_planned_where_the_loss_asks_for_a_number() -> None:
+    """The seed of what ACT drops is a number of the minibatch, which tensors without memory do not have."""
+    from embodyrl.config.schema import EngineConfig
+    from embodyrl.planning.dry_run import trace
+    from embodyrl.planning.weightless import build_weightless
+
+    case = Case("act", options=ACT | {"dropout": 0.1}, spec=TWO)
+    blank, _ = build_weightless(case.config, case.simulator, chunk_size=case.chunk)
+    assert trace(blank, case.simulated, EngineConfig(), cuda=False, supervised=True).lines.learning.slope > 0
 
 
 def test_arrays_of_a_simulator_are_refused_with_the_remedy() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import shutil
@@ -21,13 +20,15 @@ from slow import rest_slow
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
 from embodyrl.config import ConfigError, ConfigUse, load_config
+from embodyrl.config.rules import checkpoint_notes
 from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_policy
-from embodyrl.models.openvla_oft.config import ActionHead, OpenVLAOFTConfig, check
-from embodyrl.models.prismatic.config import Architecture, ScratchConfig
+from embodyrl.models.openvla_oft.config import OpenVLAOFTConfig, check
+from embodyrl.models.prismatic.config import Architecture, Interpolation, ScratchConfig
 from embodyrl.models.prismatic.network import NAMING, PrismaticNetwork, checkpoint_name
 from embodyrl.models.prismatic.processor import ActionBins, TokenDistribution
 from embodyrl.models.saved import INDEX_FILE
+from embodyrl.models.vla.resize import resize_as_tensorflow
 from embodyrl.models.weights import write_weights
 from tests.parity.formula import CHUNK, SPEC, TASKS, observation, statistics, write_checkpoint
 
@@ -179,9 +180,8 @@ def cut(path: Path) -> None:
 def test_a_config_is_checked_against_its_checkpoint(folder: Path, name: str, spoil: Any) -> None:
     settings = ["env=libero/goal", "env.cameras=[agentview]", "env.start_states=40", "eval.episodes=10"]
     settings += ["model=openvla_oft", f"model.checkpoint={folder}", "model.unnorm_key=first"]
+    settings += ["model.action_head=l1", "algorithm=sft", "data.path=nowhere"]
     config = load_config("gym_cartpole", settings, use=ConfigUse.elsewhere).config
-    model = dataclasses.replace(config.model, action_head=ActionHead.l1)  # type: ignore[call-arg]
-    config = dataclasses.replace(config, model=model, algorithm=dataclasses.replace(config.algorithm, name="sft"))
     assert list(check(config)) == []
     spoil(folder / name)
     [issue] = check(config)
@@ -192,6 +192,48 @@ def test_statistics_of_another_robot_are_refused_before_anything_starts(folder: 
     settings = ["env=gym/pendulum_rgb", "model=openvla_oft", f"model.checkpoint={folder}", "model.unnorm_key=first"]
     with pytest.raises(ConfigError, match="the statistics are of actions with 7 numbers, the simulator has 1 - choose"):
         load_config("gym_cartpole", settings)
+
+
+def test_statistics_are_checked_before_anything_starts(folder: Path) -> None:
+    settings = ["env=libero/goal", "env.cameras=[agentview,wrist]", "env.start_states=40", "eval.episodes=10"]
+    settings += ["model=openvla_oft", f"model.checkpoint={folder}", "model.unnorm_key=second", "model.num_images=2"]
+    settings += ["model.action_head=l1", "model.use_proprio=true", "algorithm=sft", "data.path=nowhere"]
+    config = load_config("gym_cartpole", settings, use=ConfigUse.elsewhere).config
+    seven, path = [0.0] * 7, folder / "dataset_statistics.json"
+    good = json.loads(path.read_text())
+    rows: list[tuple[Any, str]] = [
+        ({"second": None}, "the statistics of 'second': action is None, an object with q01 and q99 was expected"),
+        ({"second": [1]}, "action is None, an object"),
+        ({"action": {"q01": seven}}, "the checkpoint's statistics lack q99 (have: q01)"),
+        ({"action": {"q01": seven, "q99": None}}, "action.q99 is None, a list of numbers was expected"),
+        ({"action": {"q01": seven, "q99": []}}, "action.q99 is [], a list of numbers was expected"),
+        ({"action": {"q01": seven, "q99": [*seven[1:], "x"]}}, "action.q99[6] is 'x', a finite number"),
+        ({"action": {"q01": seven, "q99": [float("nan"), *seven[1:]]}}, "action.q99[0] is nan, a finite number"),
+        ({"action": {"q01": seven, "q99": [-1.0, *seven[1:]]}}, "action.q01[0] is 0.0, above q99, which is -1.0"),
+        ({"action": {"q01": seven, "q99": seven, "mask": None}}, "action.mask is None, a list of true and false"),
+        ({"action": {"q01": seven, "q99": seven, "mask": []}}, "action.q01, q99 and mask have 7, 7 and 0 numbers"),
+        ({"action": {"q01": seven, "q99": seven, "mask": [1] * 7}}, "action.mask is [1, 1, 1, 1, 1, 1, 1], a list of"),
+        ({"proprio": None}, "proprio is None, an object with q01 and q99 was expected"),
+    ]
+    faults = []
+    for change, wanted in rows:
+        content = {**good, **change} if "second" in change else {**good, "second": {**good["second"], **change}}
+        path.write_text(json.dumps(content))
+        said = [issue.message for issue in check(config)]
+        faults += [] if said and wanted in said[0] else [(wanted, said)]
+        with pytest.raises(PolicyError) as caught:
+            oft(folder, **L1 | {"unnorm_key": "second"})
+        faults += [] if wanted in str(caught.value) else [(wanted, str(caught.value))]
+    path.unlink()
+    for own, wanted in (
+        (None, "has no statistics of any data set"),
+        ([], "norm_stats is [], an object with data sets"),
+    ):
+        change_of = json.loads((folder / "config.json").read_text()) | {"norm_stats": own}
+        (folder / "config.json").write_text(json.dumps(change_of))
+        said = [issue.message for issue in check(config)]
+        faults += [] if said and wanted in said[0] else [(wanted, said)]
+    assert not faults
 
 
 @pytest.mark.parametrize("name", [SHARD, "config.json", "tokenizer.json", "preprocessor_config.json"])
@@ -218,6 +260,36 @@ def test_a_missing_head_is_named(folder: Path) -> None:
     (folder / "action_head--latest_checkpoint.pt").unlink()
     with pytest.raises(PolicyError, match=r"holds no action_head--\*_checkpoint\.pt"):
         oft(folder, **L1)
+
+
+def test_parts_that_the_model_was_trained_with_are_not_left_out_in_silence(folder: Path) -> None:
+    """Tokens of a model that was trained with a regression head were never trained: training ran for days without any
+    reward."""
+    common = ["env=libero/goal", "env.cameras=[agentview]", "env.start_states=40", "eval.episodes=10"]
+    common += ["model=openvla_oft", f"model.checkpoint={folder}", "model.unnorm_key=first"]
+
+    def said(*settings: str) -> str:
+        try:
+            loaded = load_config("gym_cartpole", [*common, *settings], use=ConfigUse.elsewhere)
+        except ConfigError as error:
+            return str(error)
+        return "\n".join(checkpoint_notes(loaded.config))
+
+    head, projector = "action_head--latest_checkpoint.pt is not", "proprio_projector--latest_checkpoint.pt is not"
+    found = said()
+    assert head in found and "set model.action_head to l1" in found
+    assert projector in found and "set model.use_proprio to true" in found and "2 faults" in found
+    assert head not in said("model.use_proprio=true", "algorithm=sft", "data.path=nowhere", "model.action_head=l1")
+    assert projector not in said("model.use_proprio=true") and head in said("model.use_proprio=true")
+    assert head in said("model=openvla", "rollout.chunk_size=1") and "2 faults" not in said("algorithm=sft")
+    assert head in said("algorithm=sft", "data.path=nowhere")
+    for name, what in (("vision_backbone", "FiLM"), ("noisy_action_projector", "denoises actions")):
+        path = folder / f"{name}--latest_checkpoint.pt"
+        path.touch()
+        assert f"{path} shows a model" in said() and what in said()
+        with pytest.raises(PolicyError, match=f"{name}--latest_checkpoint.pt shows a model"):
+            oft(folder)
+        path.unlink()
 
 
 def test_two_files_of_a_head(folder: Path) -> None:
@@ -379,6 +451,15 @@ def test_images_are_resized_by_pil_and_normalised_per_tower(folder: Path) -> Non
     np.testing.assert_allclose(pixels[1, 3:].numpy(), second.transpose(2, 0, 1), atol=1e-6)
 
 
+def test_images_are_resized_as_public_evaluations_do(folder: Path) -> None:
+    seen = observation(1)
+    assert seen.images is not None
+    found = oft(folder, interpolation=Interpolation.lanczos3).preprocess(seen)["pixel_values"]
+    resized = resize_as_tensorflow(seen.images[1, :1], (32, 32), Image.Resampling.LANCZOS)[0] / 255
+    np.testing.assert_allclose(found[1, :3].numpy(), (resized.permute(2, 0, 1) - 0.5) / 0.5, atol=1e-6)
+    assert not torch.equal(found, oft(folder).preprocess(seen)["pixel_values"])
+
+
 def test_the_centre_crop_samples_where_tensorflow_does(whole: Path) -> None:
     """By the formula of crop_and_resize: y = y1 (H - 1) + i (y2 - y1) (H - 1) / (h - 1), bilinear."""
     draw = np.random.default_rng(0)
@@ -404,7 +485,7 @@ def test_the_centre_crop_samples_where_tensorflow_does(whole: Path) -> None:
         (torch.zeros(1, 1, 48, 48, 3), "must be uint8 .*got float32"),
         (torch.zeros(1, 48, 48, 3, dtype=torch.uint8), r"must have shape \[B, V, H, W, 3\], got \[1, 48, 48, 3\]"),
         (torch.zeros(1, 1, 3, 48, 48, dtype=torch.uint8), r"got \[1, 1, 3, 48, 48\]"),
-        (torch.zeros(1, 2, 48, 48, 3, dtype=torch.uint8), r"takes 1 image\(s\) per observation, got 2"),
+        (torch.zeros(1, 2, 48, 48, 3, dtype=torch.uint8), r"takes 1 image per observation, got 2"),
     ],
 )
 def test_wrong_images(whole: Path, images: Any, message: str) -> None:
@@ -487,7 +568,7 @@ def test_conversion_can_be_undone_for_demonstrations(whole: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
-        (arms(cameras=("front", "hand")), {}, r"takes 1 image\(s\), the simulator has 2 camera\(s\) \(front, hand\)"),
+        (arms(cameras=("front", "hand")), {}, r"takes 1 image, the simulator has 2 cameras \(front, hand\)"),
         (arms(actions=arms().actions[:2]), {}, "an action of the model has 7 numbers, the simulator takes 6"),
         (arms(proprio_dim=4), {"use_proprio": True}, "takes a state of 8 numbers, the simulator has 4"),
     ],

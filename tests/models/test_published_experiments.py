@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ import programs
 import pytest
 from slow import rest_slow
 
-from embodyrl.config import ConfigUse, load_config
+from embodyrl.config import ConfigUse, list_experiments, load_config
+from embodyrl.config.rules import public_checkpoints
+from embodyrl.config.schema import LEFT_OPEN
 from embodyrl.registry import SIMULATORS, SupportedModel
 
-SHARED = Path(__file__).parents[2].parent / "shared"
+REPOSITORY = Path(__file__).parents[2]
+SHARED = REPOSITORY.parent / "shared"
 ASSETS = SHARED / "libero-assets" / "assets"
 CHECKPOINT = SHARED / "reference" / "openvla_oft" / "discrete" / "checkpoint"
 NAMES = [
@@ -29,6 +33,7 @@ NAMES = [
     "libero_10_ppo_pi05",
     "libero_spatial_ppo_gr00t",
     "metaworld_ppo_pi0",
+    "libero_spatial_grpo_smolvla",
 ]
 SMALL = [
     "env.num_envs=2",
@@ -157,11 +162,37 @@ def test_it_is_valid_without_weights_and_does_not_run_without_them(name: str, tm
     assert "model.checkpoint is left open" in valid.stdout
     refused = embodyrl(tmp_path, "run", name)
     assert refused.returncode == 2
-    assert "model.checkpoint is left open (<weights>) - name the folder of the weights" in refused.stderr
+    weights = public_checkpoints(load_config(name, use=ConfigUse.elsewhere).config)[0]
+    assert f"model.checkpoint is left open (<weights>) - name the weights, as in model.checkpoint={weights}" in (
+        refused.stderr
+    )
+
+
+def test_an_experiment_says_which_weights_it_starts_from() -> None:
+    names = {
+        name.removeprefix("experiment/"): load_config(name, use=ConfigUse.elsewhere).config
+        for name in list_experiments()
+    }
+    left_open = {name for name, config in names.items() if config.model.checkpoint == LEFT_OPEN}
+    assert left_open == set(NAMES)
+    for name in left_open:
+        header = (REPOSITORY / "configs" / "experiment" / f"{name}.yaml").read_text().partition("defaults:")[0]
+        assert re.findall(r"model\.checkpoint=(\S+)", header) == public_checkpoints(names[name])[:1], name
+
+
+def test_the_table_of_public_checkpoints_is_that_of_the_models() -> None:
+    table = (REPOSITORY / "docs" / "models.md").read_text().partition("| model | checkpoint")[2].partition("\n\n")[0]
+    written: dict[str, set[str]] = {}
+    last = ""
+    for line in table.splitlines()[2:]:
+        model, checkpoints = line.split("|")[1:3]
+        last = model.strip(" `") or last
+        written.setdefault(last, set()).update(re.findall(r"`(hf://[^`]+)`", checkpoints))
+    known = {entry.name: {each.name for each in entry.checkpoints} for entry in SupportedModel.entries()}
+    assert written == {name: names for name, names in known.items() if names}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_grpo_in_libero_runs_end_to_end_with_a_tiny_checkpoint(tmp_path: Path) -> None:
     skip_without("libero")
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
@@ -209,7 +240,6 @@ def write_public(name: str, experiment: str, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("experiment", FLOW)
 def test_ppo_of_a_flow_matching_model_runs_end_to_end_with_a_tiny_checkpoint(experiment: str, tmp_path: Path) -> None:
     simulator, name = experiment.split("_")[0], experiment.split("_")[-1]

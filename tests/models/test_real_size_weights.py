@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
+import drivers
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,25 +21,15 @@ pytest.importorskip("transformers")
 ASSETS = Path(__file__).parents[2].parent / "shared" / "libero-assets" / "assets"
 
 
-def load_benchmark() -> ModuleType:
-    """The file as a module; `benchmarks` is no package."""
-    path = Path(__file__).parents[2] / "benchmarks" / "real_size.py"
-    spec = importlib.util.spec_from_file_location("real_size", path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["real_size"] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_page_shows_the_results() -> None:
-    real_size = load_benchmark()
+    real_size = drivers.load("real_size")
     results = json.loads(real_size.RESULTS.read_text())
     assert real_size.TABLE.read_text() == "\n".join(real_size.table(results)).rstrip() + "\n"
 
 
 @pytest.mark.skipif(not ASSETS.is_dir(), reason="LIBERO's assets are not there")
 def test_every_written_tensor_is_loaded_byte_for_byte_and_a_changed_one_is_noticed(tmp_path: Path) -> None:
-    real_size = load_benchmark()
+    real_size = drivers.load("real_size")
     case = real_size.Case("gr00t", "tiny", tmp_path, [f"env.assets={ASSETS}"])
     written = real_size.write_checkpoint(case.config(), "tiny", case.checkpoint)
     assert written["shards"] > 1

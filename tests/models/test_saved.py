@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from typer.testing import CliRunner
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
 from embodyrl.cli.main import app
-from embodyrl.config import load_config
+from embodyrl.config import ConfigError, load_config
 from embodyrl.config.schema import Precision
 from embodyrl.envs import ActionField
+from embodyrl.hub import HubError, push
 from embodyrl.models import Policy, PolicyError, PolicyObservation, SupportedModel, build_policy, load_policy
 from embodyrl.models.pi.config import Pi0Config
 from embodyrl.models.saved import DESCRIPTION_FILE, from_own_folder, other_options, own_folder_settings, weight_type
@@ -155,3 +157,56 @@ def test_a_run_goes_on_in_the_type_that_it_was_saved_in(saved: tuple[Policy, Pat
     for folder, dtype in ((saved[1], torch.float32), (tmp_path, torch.bfloat16)):
         found = build_acting(config, Simulators(spec=SPEC, bytes_per_worker=0, bytes_shared=0), folder).policy
         assert found.get_parameter(next(name for name, _ in found.named_parameters())).dtype is dtype
+
+
+def test_links_out_of_a_checkpoint_are_not_followed(saved: tuple[Policy, Path], tmp_path: Path) -> None:
+    """Nor pipes; what they lead to was read, saved with the policy, exported and uploaded."""
+    secret = tmp_path / "secret" / "key.json"
+    secret.parent.mkdir()
+    secret.write_text('{"token": 1}')
+    faults = []
+    for name, target in (
+        ("innocent.json", str(secret)),
+        ("assets/robot/norm_stats.json", "../../../secret/key.json"),
+        ("model.safetensors", str(secret)),
+        ("assets", str(secret.parent)),
+        ("chain.json", "../chain"),
+        ("pipe.json", None),
+    ):
+        folder = tmp_path / "brought"
+        shutil.copytree(saved[1], folder)
+        (tmp_path / "chain").unlink(missing_ok=True)
+        (tmp_path / "chain").symlink_to(secret)
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        if target is None:
+            os.mkfifo(place)
+        else:
+            place.symlink_to(target)
+        wanted = f"{place} is " + (
+            "neither a file nor a folder" if target is None else f"a link to {target!r}, outside"
+        )
+        with pytest.raises(PolicyError) as caught:
+            load_policy("pi0", checkpoint=folder, simulator=SPEC)
+        with pytest.raises(ConfigError) as checked:
+            load_config("gym_cartpole", [*TINY, f"model.checkpoint={folder}"])
+        with pytest.raises(HubError) as refused:
+            push(folder, "me/policy")
+        said = (str(caught.value), str(checked.value), str(refused.value))
+        faults += [(name, text) for text in said if wanted not in text]
+        shutil.rmtree(folder)
+    assert not faults
+
+
+def test_links_within_a_checkpoint_and_to_the_blobs_of_the_cache_are_followed(
+    saved: tuple[Policy, Path], tmp_path: Path
+) -> None:
+    snapshot, blobs = tmp_path / "snapshots" / ("a" * 40), tmp_path / "blobs"
+    shutil.copytree(saved[1], blobs)
+    snapshot.mkdir(parents=True)
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    (snapshot / "again.json").symlink_to("policy.json")
+    (snapshot / "gone.json").symlink_to("nowhere.json")
+    assert load_policy("pi0", checkpoint=snapshot, simulator=SPEC).spec == saved[0].spec

@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("tokenizers", reason="needs the extra vla")
 
 from embodyrl.config import ConfigError, load_config
+from embodyrl.config.rules import checkpoint_notes
 from embodyrl.config.schema import LoraConfig, PipelineConfig
 from embodyrl.engine.lora import adapted_layers, add_adapters
 from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_policy
@@ -190,7 +191,7 @@ def test_absent_cameras_are_left_out(saved: Path, tmp_path: Path) -> None:
         (tmp_path / "vlm" / path.name).write_bytes(path.read_bytes())
     config["input_features"]["observation.images.third"] = image
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(PolicyError, match=r"expects 3 image\(s\) \(front, hand, third\), 2 are named"):
+    with pytest.raises(PolicyError, match=r"expects 3 images \(front, hand, third\), named: 2"):
         loaded(tmp_path)
     three = loaded(tmp_path, cameras=["front", "hand", "absent"])
     close(three.act(three.preprocess(observation()), "eval").actions, policy.act(inputs, "eval").actions)
@@ -330,17 +331,28 @@ def test_a_config_is_checked_against_its_checkpoint(changed: Callable[..., Path]
     words = ["tiny_smolvla_grpo", "env.cameras=[corner4]", "model.state=token"]
     folder = changed()
     said = refused(*words, f"model.checkpoint={folder}")
-    assert "the checkpoint expects 2 image(s) (front, hand), 1 are named (corner4)" in said
+    assert "the checkpoint expects 2 images (front, hand), named: 1 (corner4)" in said
     assert "the statistics are of states with 5 numbers, the simulator has" in said
     assert "a task description has" in refused(*words, f"model.checkpoint={folder}", "model.prompt_length=2")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_expert_layers": 1}))
     assert "num_expert_layers is 1 and num_vlm_layers 2" in refused(*words, f"model.checkpoint={folder}")
+    (folder / "config.json").write_text(json.dumps(config | {"use_relative_actions": True}))
+    assert "use_relative_actions is true: actions are offsets" in refused(*words, f"model.checkpoint={folder}")
     stats = tmp_path / "stats.json"
     stats.write_text(json.dumps({"so100.action": {"mean": [0.0]}}))
     (folder / "config.json").write_text(json.dumps(config))
     said = refused(*words, f"model.checkpoint={folder}", f"model.statistics={stats}")
     assert "has no statistics of 'action' (has: so100.action, of other data sets)" in said
+    stats.write_text(json.dumps({"action": {"mean": [0.0] * 4, "std": [1.0, 1.0, -1.0, 1.0]}}))
+    said = refused(*words, f"model.checkpoint={folder}", f"model.statistics={stats}")
+    assert "action.std[2] is -1.0, below 0: set model.statistics to another file" in said
+
+
+def test_it_is_said_how_many_actions_the_checkpoint_was_meant_to_execute(changed: Callable[..., Path]) -> None:
+    words = ["env.cameras=[corner4,corner]", "model.state=none", f"model.checkpoint={changed(n_action_steps=3)}"]
+    [note] = checkpoint_notes(load_config("tiny_smolvla_grpo", words).config)
+    assert "evaluated with 3 actions per chunk" in note and note.endswith("embodyrl eval with eval.actions=3")
 
 
 def test_statistics_of_another_robot_are_found_before_there_are_weights(tmp_path: Path) -> None:
@@ -356,9 +368,15 @@ def test_numbers_of_a_policy_are_normalised_as_its_file_says(changed: Callable[.
     stats = tmp_path / "stats.json"
     stats.write_text(json.dumps({"action": numbers}))
     ways = {"VISUAL": "IDENTITY", "STATE": "IDENTITY", "ACTION": "MIN_MAX"}
-    policy = load_policy(
-        "smolvla", checkpoint=changed(normalization_mapping=ways), statistics=str(stats), chunk_size=4, value_sizes=[8]
-    )
+    folder = changed(normalization_mapping=ways)
+    with pytest.raises(PolicyError, match=r"STATE is normalised by IDENTITY, policy_preprocessor\.json: norm_"):
+        load_policy("smolvla", checkpoint=folder, chunk_size=4)
+    for file in folder.glob("policy_*processor.json"):
+        content = json.loads(file.read_text())
+        for step in content["steps"]:
+            step["config"] |= {"norm_map": ways} if "norm_map" in step["config"] else {}
+        file.write_text(json.dumps(content))
+    policy = load_policy("smolvla", checkpoint=folder, statistics=str(stats), chunk_size=4, value_sizes=[8])
     found = policy.actions.normalize(torch.tensor([[-1.0, 3.0, 1.0, -1.0]]))
     close(found, torch.tensor([[-1.0, 1.0, 0.0, -1.0]]))
     close(policy.actions.unnormalize(found), torch.tensor([[-1.0, 3.0, 1.0, -1.0]]))

@@ -180,9 +180,9 @@ def test_statistics_of_another_robot_leave_those_of_images(case: Case, tmp_path:
         ("dim_model", 30, "dim_model is 30, a multiple of 4"),
         ("chunk_size", "7", "chunk_size is '7', a whole number"),
         ("dropout", 1.0, "dropout is 1.0, a number from 0"),
-        ("normalization_mapping", {"VISUAL": "MEAN_STD", "ACTION": "QUANTILES"}, "ACTION is 'QUANTILES'"),
+        ("normalization_mapping", {"VISUAL": "MEAN_STD", "ACTION": "LOG"}, "ACTION is 'LOG', which is not"),
         ("input_features", {"observation.state": {"type": "STATE", "shape": [5]}}, "an image .* among them"),
-        ("input_features", {"observation.environment_state": {"type": "ENV", "shape": [5]}}, "no simulator here has"),
+        ("input_features", {"observation.goal": {"type": "ENV", "shape": [5]}}, "no other one of type ENV than"),
     ],
 )
 def test_what_cannot_run_is_refused_by_name(case: Case, tmp_path: Path, setting: str, value: object, said: str) -> None:

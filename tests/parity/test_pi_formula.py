@@ -17,7 +17,7 @@ import torch
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
 from embodyrl.models import SupportedModel, build_policy
-from embodyrl.models.pi.config import ScratchConfig
+from embodyrl.models.pi.config import Normalization, ScratchConfig
 from embodyrl.models.pi.network import time_embedding
 from tests.parity.formula import SPEC, fill, observation
 from tests.parity.mutations import Mutation
@@ -72,8 +72,9 @@ def numbers_of(case: str, mutation: Mutation | None = None) -> dict[str, list[fl
 
 def typed(dataclass: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Options with words in the place of enumerations' members."""
+    kinds = {"normalization": Normalization}  # null where no option is given
     defaults = dataclass(name="pi0")
-    return {key: type(getattr(defaults, key))(value) for key, value in options.items()}
+    return {key: kinds.get(key, type(getattr(defaults, key)))(value) for key, value in options.items()}
 
 
 def excesses(found: dict[str, list[float]], wanted: dict[str, list[float]]) -> dict[str, float]:

@@ -15,11 +15,12 @@ import torch
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
 from embodyrl.models.flow.denoising import euler
-from embodyrl.models.pi.checkpoint import HEAD, NUMBERS, WORDS, Layout, NormStats
-from embodyrl.models.pi.config import Architecture
+from embodyrl.models.pi.checkpoint import HEAD, NUMBERS, WORDS, Layout, scale_of
+from embodyrl.models.pi.config import Architecture, Normalization
 from embodyrl.models.pi.network import Pi, time_embedding
-from embodyrl.models.pi.processor import letterbox, normalizer, pixel_values
+from embodyrl.models.pi.processor import letterbox, pixel_values
 from embodyrl.models.pi.prompts import prompt_with_state
+from embodyrl.models.vla.scaling import Normalizer
 from tests.parity import pi_mutations
 from tests.parity.pi_mutations import MUTATIONS
 from tests.parity.pi_reference import ENTRIES, EXECUTED, METHODS, REFERENCE, STEPS, Case
@@ -147,8 +148,8 @@ def test_images_states_and_prompts() -> None:
         assert np.array_equal(letterbox(torch.from_numpy(image)[None], 28)[0].numpy(), resized)
         found = pixel_values(torch.from_numpy(image)[None, None], 28, torch.device("cpu"))[0, 0]
         assert torch.equal(found.permute(1, 2, 0), torch.from_numpy(arrays[f"pi_image/{number}/pixel_values"]))
-    for normalization, names in NUMBERS.items():
-        rule = normalizer(NormStats(*(arrays[f"pi_norm/{name}"].tolist() for name in names)), normalization)
+    for normalization in Normalization:
+        rule = Normalizer(scale_of(normalization, *(arrays[f"pi_norm/{name}"] for name in NUMBERS[normalization])))
         given = torch.from_numpy(arrays["pi_norm/x"]).float()
         assert_near(rule.normalize(given), torch.from_numpy(arrays[f"pi_norm/normalized_{normalization}"]), RELATIVE)
         output = torch.from_numpy(arrays["pi_norm/y"]).float()[:, : len(rule)]

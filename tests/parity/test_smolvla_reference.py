@@ -332,7 +332,7 @@ def test_statistics_of_other_data_sets_are_refused(case: Case, tmp_path: Path) -
         ("num_vlm_layers", 9, "num_vlm_layers is 9, but the vision-language model has 5 layers"),
         ("resize_imgs_with_padding", [64, 32], "the vision tower reads images of 32 x 32 pixels"),
         ("expert_width_multiplier", 0.7, "weights in .* do not fit"),
-        ("normalization_mapping", {"STATE": "QUANTILES", "ACTION": "MEAN_STD"}, "STATE is 'QUANTILES', which is not"),
+        ("normalization_mapping", {"STATE": "LOG", "ACTION": "MEAN_STD"}, "STATE is 'LOG', which is not"),
         ("type", "pi0", "that of a 'pi0' model"),
     ],
 )  # fmt: skip

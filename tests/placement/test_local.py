@@ -13,8 +13,6 @@ from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec
 from embodyrl.placement.topology import ROOT, allowed_cpus, read_nodes
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @pytest.fixture(params=[None, ("json",)], ids=["spawn", "fork"])
 def specs(request):
@@ -35,44 +33,44 @@ def launcher():
 
 @pytest.fixture
 def pair(launcher, specs):
-    return launcher.start(specs(2), Service, [(0,), (1,)], timeout=60)
+    return launcher.start(specs(2), Service, [(0,), (1,)], timeout=240)
 
 
-def call(launcher, worker, method, *args, timeout=60, **options):
+def call(launcher, worker, method, *args, timeout=240, **options):
     return launcher.gather([worker.request(method, *args, **options)], timeout=timeout)[0]
 
 
 def test_results_come_in_the_order_of_the_requests(launcher, pair):
     requests = [pair[1].request("slow_echo", "a", 0.1), pair[0].request("echo", None), pair[1].request("echo", "c")]
-    assert launcher.gather(requests, timeout=60) == ["a", None, "c"]
+    assert launcher.gather(requests, timeout=240) == ["a", None, "c"]
 
 
 def test_requests_of_one_worker_may_be_gathered_in_any_order(launcher, pair):
     first, second = pair[0].request("echo", 1), pair[0].request("echo", 2)
-    assert launcher.gather([second], timeout=60) == [2]
-    assert launcher.gather([first], timeout=60) == [1]
+    assert launcher.gather([second], timeout=240) == [2]
+    assert launcher.gather([first], timeout=240) == [1]
 
 
 def test_messages_larger_than_any_buffer(launcher, pair):
     big = os.urandom(5_000_000)
     requests = [pair[0].request("echo", big) for _ in range(3)]  # more than the line holds, in both directions
-    assert launcher.gather(requests, timeout=60) == [big] * 3
+    assert launcher.gather(requests, timeout=240) == [big] * 3
 
 
 def test_file_descriptors_are_handed_over(launcher, pair, tmp_path):
     (tmp_path / "file").write_text("from the parent")
     with open(tmp_path / "file") as file:
         requests = [pair[0].request("echo", 1), pair[0].request("read", fds=[file.fileno()])]
-        assert launcher.gather(requests, timeout=60) == [1, b"from the parent"]
+        assert launcher.gather(requests, timeout=240) == [1, b"from the parent"]
 
 
 def test_waiting_for_any_returns_what_is_there_and_leaves_the_rest_under_way(launcher, pair):
     slow, quick = pair[0].request("slow_echo", "slow", 0.5), pair[1].request("echo", "quick")
     assert launcher.wait_any([slow, quick]) == [quick]
-    assert launcher.gather([quick], timeout=60) == ["quick"]
+    assert launcher.gather([quick], timeout=240) == ["quick"]
     assert launcher.wait_any([slow]) == [slow]
     assert launcher.wait_any([slow]) == [slow]
-    assert launcher.gather([slow], timeout=60) == ["slow"]
+    assert launcher.gather([slow], timeout=240) == ["slow"]
 
 
 def test_waiting_for_any_kills_the_worker_that_is_late_though_others_answer(launcher, pair):
@@ -81,7 +79,7 @@ def test_waiting_for_any_kills_the_worker_that_is_late_though_others_answer(laun
         while True:
             quick = pair[1].request("echo", 1)
             assert launcher.wait_any([hung, quick]) == [quick]
-            launcher.gather([quick], timeout=60)
+            launcher.gather([quick], timeout=240)
     assert not psutil.pid_exists(pair[0].pid)
     assert call(launcher, pair[1], "echo", "fine") == "fine"
 
@@ -104,7 +102,7 @@ def test_waiting_for_any_notices_a_death_and_an_exception(launcher, pair):
 def test_a_late_reply_never_answers_a_later_call(launcher, pair):
     requests = [pair[0].request("fail", "early"), pair[1].request("slow_echo", "late", 0.3)]
     with pytest.raises(RemoteError):
-        launcher.gather(requests, timeout=60)
+        launcher.gather(requests, timeout=240)
     assert call(launcher, pair[1], "echo", "new") == "new"
     assert call(launcher, pair[1], "echo", "newer") == "newer"
 
@@ -157,7 +155,7 @@ def test_an_exit_names_code_and_output(launcher, pair):
 
 def test_the_log_file_is_named(tmp_path, specs):
     launcher = LocalLauncher(log_dir=tmp_path / "logs")
-    (worker,) = launcher.start(specs(1), Service, [(0,)], timeout=60)
+    (worker,) = launcher.start(specs(1), Service, [(0,)], timeout=240)
     with pytest.raises(WorkerDied, match=r"end of its output \(.*/logs/test-0\.log\)"):
         call(launcher, worker, "leave", 1)
     assert (tmp_path / "logs" / "test-0.log").read_text() == "out of here\nfor good\n"
@@ -206,7 +204,7 @@ def test_a_dead_worker_stays_dead(launcher, pair):
 
 def test_environment_and_cpus_are_set_before_the_start(launcher, specs):
     cpu = min(os.sched_getaffinity(0))
-    (worker,) = launcher.start(specs(1, cpus=(cpu,), env_vars={"EMBODYRL_TEST": "set"}), Service, [(0,)], timeout=60)
+    (worker,) = launcher.start(specs(1, cpus=(cpu,), env_vars={"EMBODYRL_TEST": "set"}), Service, [(0,)], timeout=240)
     assert call(launcher, worker, "environment", "EMBODYRL_TEST") == "set"
     assert call(launcher, worker, "cpus") == [cpu]
 
@@ -219,7 +217,7 @@ def test_memory_comes_from_the_node_of_the_plan(launcher, specs):
         [*specs(1, memory_node=node), specs(2)[1]],
         Service,
         [(0,), (1,)],
-        timeout=60,
+        timeout=240,
     )
     preferred = 1
     assert call(launcher, bound, "memory_policy") == (preferred, [node])
@@ -228,21 +226,21 @@ def test_memory_comes_from_the_node_of_the_plan(launcher, specs):
 
 def test_a_binding_that_the_kernel_refuses_is_said_in_the_log(tmp_path, specs):
     launcher = LocalLauncher(log_dir=tmp_path)
-    (worker,) = launcher.start(specs(1, memory_node=1000), Service, [(0,)], timeout=60)
+    (worker,) = launcher.start(specs(1, memory_node=1000), Service, [(0,)], timeout=240)
     assert call(launcher, worker, "echo", 1) == 1
     launcher.close()
-    assert "warning: NUMA binding failed, going on without: " in (tmp_path / "test-0.log").read_text()
+    assert "warning: NUMA binding failed, continuing without: " in (tmp_path / "test-0.log").read_text()
     assert "set_mempolicy for node 1000: Invalid argument" in (tmp_path / "test-0.log").read_text()
 
 
 def test_close_lets_the_service_close(launcher, specs, tmp_path):
-    launcher.start(specs(1), MarksItsEnd, [(str(tmp_path / "mark"),)], timeout=60)
+    launcher.start(specs(1), MarksItsEnd, [(str(tmp_path / "mark"),)], timeout=240)
     launcher.close()
     assert (tmp_path / "mark").read_text() == "closed"
 
 
 def test_close_has_one_deadline_for_all(launcher, specs):
-    workers = launcher.start(specs(3), SlowToClose, [(0,)] * 3, timeout=60)
+    workers = launcher.start(specs(3), SlowToClose, [(0,)] * 3, timeout=240)
     launcher.close(timeout=0.5)
     launcher.close()
     assert not any(psutil.pid_exists(worker.pid) for worker in workers)
@@ -253,7 +251,7 @@ def test_close_has_one_deadline_for_all(launcher, specs):
 def test_close_takes_the_workers_children_along(launcher, pair):
     grandchild = call(launcher, pair[0], "start_a_child")
     launcher.close()
-    _, alive = psutil.wait_procs(living([grandchild]), timeout=10)
+    _, alive = psutil.wait_procs(living([grandchild]), timeout=60)
     assert not alive
 
 
@@ -265,6 +263,6 @@ def test_stop_ends_only_some(launcher, pair):
 
 def test_a_launcher_that_is_dropped_ends_its_workers(specs):
     launcher = LocalLauncher()
-    (worker,) = launcher.start(specs(1), Service, [(0,)], timeout=60)
+    (worker,) = launcher.start(specs(1), Service, [(0,)], timeout=240)
     del launcher
     assert not psutil.pid_exists(worker.pid)

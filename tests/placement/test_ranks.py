@@ -113,7 +113,7 @@ def test_every_rank_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
     use_own_gpu(dataclasses.replace(place, machine="local"), Device.auto, machine)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1"
-    with pytest.raises(RanksError, match=r"2 ranks on this machine, but 1 GPU\(s\).*engine\.device=cpu"):
+    with pytest.raises(RanksError, match=r"2 ranks on this machine, but 1 GPU: .*engine\.device=cpu"):
         use_own_gpu(place, Device.cuda, Inventory(cpus=(0,), cores=1, gpus=GPUS[:1]))
 
 

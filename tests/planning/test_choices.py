@@ -12,9 +12,10 @@ from embodyrl.config import load_config
 from embodyrl.config.build import with_values
 from embodyrl.config.load import ConfigUse
 from embodyrl.config.schema import Config, ParallelBackend
+from embodyrl.engine.graphs import MOST
 from embodyrl.models.saved import LARGE
 from embodyrl.planning.choices import BACKEND, CHECKPOINTING, Fit, candidates, choose_memory, is_large
-from embodyrl.planning.planner import Limits, Planner
+from embodyrl.planning.planner import Limits, Planner, graphs_of
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
@@ -108,3 +109,29 @@ def test_less_memory_is_shared_out_better() -> None:
         assert values["engine.threads"] == 2 and values["engine.precision"] == "bfloat16"
         assert values["engine.cuda_graphs"] is (found[memory][0] is NONE)
     assert found == {400: (NONE, False), 80: (NONE, True), 24: (FSDP, True)}
+
+
+def test_graphs_of_decisions_are_in_the_plan_if_there_is_room_for_them() -> None:
+    config = load_config("gym_pendulum", ["env.num_envs=4", "engine.device=cuda"], use=ConfigUse.elsewhere).config
+    assert graphs_of(config) == [4, 3, 2, 1]
+    halved = [
+        "rollout.schedule=pipeline",
+        "rollout.blocks=2",
+        "env.num_envs=12",
+        "algorithm=grpo",
+        "rollout.group_size=2",
+    ]
+    halved += ["rollout.episodes=whole", "env.max_episode_steps=100"]
+    assert graphs_of(load_config("gym_pendulum", halved).config) == [3, 3, 3, 3, 2, 1], "in two blocks of two halves"
+    assert len(graphs_of(load_config("gym_pendulum", ["env.num_envs=64"]).config)) == MOST
+
+    def planned(room: float | None, *overrides: str) -> tuple[float, bool, str]:
+        planner = Planner(Limits(cuda=True, gpu=room, host=None), 1, None)
+        plan = planner.plan(with_values(config, {("engine", "cuda_graphs"): "off" not in overrides}))
+        [choice] = [each for each in plan["choices"] if each["setting"] == "engine.cuda_graphs"] or [{"value": None}]
+        return plan["needs"]["gpu"]["rollout"].get("CUDA graphs", 0.0), choice["value"], choice.get("why", "")
+
+    held, value, why = planned(None)
+    assert held > 0 and value and why == "decisions need nothing from the host"
+    assert planned(1.0) == (0.0, False, "there is no room for 4 of them")
+    assert planned(None, "off") == (0.0, None, "")

@@ -12,6 +12,7 @@ from embodyrl.planning.memory import (
     Line,
     Lines,
     Weights,
+    acting_need,
     kept_away,
     optimizer_bytes,
     rollout_need,
@@ -79,6 +80,14 @@ def test_rolling_out_by_hand() -> None:
         "KV cache": 20,
         "activations": 120,
     }
+
+
+def test_graphs_of_decisions_hold_their_memory_by_hand() -> None:
+    """Beside what a decision takes that is not recorded: 100 + 10 x 4 and 100 + 10 x 3."""
+    without, held = (rollout_need(SMALL, LINES, 5, changed(graphs=graphs)) for graphs in ((), (4, 3)))
+    assert held.parts == {**without.parts, "CUDA graphs": 140 + 130}
+    assert acting_need(SMALL, LINES, 5, changed(graphs=(4, 3))).parts["CUDA graphs"] == 140 + 130
+    assert train_need(SMALL, LINES, changed(graphs=(4, 3)), batch=7) == train_need(SMALL, LINES, SETTINGS, batch=7)
 
 
 def test_several_ranks_by_hand() -> None:

@@ -73,7 +73,6 @@ def play(folder: Path, die_at: int) -> int:
     return done.returncode
 
 
-@pytest.mark.timeout(120)
 def test_across_resets_and_a_kill_it_is_the_mean_of_all_chunks(tmp_path: Path) -> None:
     assert play(tmp_path / "whole", -1) == 0
     assert play(tmp_path / "killed", 16) == -signal.SIGKILL
@@ -136,7 +135,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.timeout(120)
 def test_an_evaluation_does_not_depend_on_who_shares_it(run: Path) -> None:
     def result(envs: int, *words: str) -> float:
         return embodyrl.evaluate(run, [f"env.num_envs={envs}", "eval.episodes=5", *words]).mean_return

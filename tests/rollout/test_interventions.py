@@ -19,6 +19,7 @@ from embodyrl.algorithms.off_policy_sizes import MIB, replay_fields
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs import Observation
 from embodyrl.envs.manager import Simulators, StepResult
+from embodyrl.errors import UserError
 from embodyrl.models.policy import ActOutput, Inputs
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.interventions import ExpertError, Source, shown_to_policy
@@ -224,3 +225,13 @@ def test_what_simulators_show_besides_is_for_the_expert_alone() -> None:
         assert each.proprio.tolist() == [[0], [2], [4]] and each.privileged.shape == (3, 2)
     again = Observation.concat([observations[0].take(np.array([2, 0])), observations[1]])
     assert again.privileged is not None and again.privileged[:, 0].tolist() == [4, 0, 0, 2, 4]
+
+
+def test_actions_of_another_shape_are_an_error_that_names_the_expert() -> None:
+    class Terse(CountingExpert):
+        def act(self, slots: Any, observation: Observation) -> Any:
+            return super().act(slots, observation)[0]
+
+    expert = Terse(EnvConfig(name="counter", tasks=["count"]))
+    with pytest.raises(UserError, match=r"Terse.act\(\) returned an array \(2,\), want actions \[envs, action dims\]"):
+        next(collect(1, InterveneConfig(share=1.0), expert=expert))

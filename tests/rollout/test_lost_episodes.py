@@ -13,7 +13,7 @@ from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import evaluation_episodes
 from embodyrl.runner.evaluation import evaluate
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.faults]
 
 
 @pytest.fixture

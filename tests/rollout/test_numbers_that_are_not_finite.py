@@ -82,5 +82,5 @@ def test_numbers_of_finite_weights_are_blamed_on_what_went_in() -> None:
             collector.engine.policy.actor[-1].bias.fill_(3e38)
             collector.engine.policy.actor[-1].bias.mul_(torch.tensor([1.0, -1.0] * 5))
             collector.engine.policy.actor[-1].weight.fill_(3e38)
-        with pytest.raises(NumericsError, match=r"its weights are finite\..* Look at the observations"):
+        with pytest.raises(NumericsError, match=r"its weights are finite\..* Check the observations"):
             collector.collect()

@@ -14,7 +14,6 @@ from embodyrl.rollout.collector import Collector
 from embodyrl.rollout.episodes import evaluation_episodes
 from embodyrl.runner.evaluation import borrowed, evaluate
 
-pytestmark = pytest.mark.timeout(120)
 SETTINGS = {"num_envs": 4, "workers": 2, "num_chunks": 3}
 STARTS = [11, 12, 13, 20]
 """Start states of the manager's tests; those of slots 0 and 2 are odd."""

@@ -243,7 +243,7 @@ def kill_in(iteration: int, path: Path, words: list[str]) -> None:
                 break
         else:
             raise AssertionError("".join(said))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not (path / "checkpoints" / "last").exists():  # it may be saved in the background
             assert program.poll() is None and time.monotonic() < deadline, said
             time.sleep(0.01)
@@ -251,4 +251,4 @@ def kill_in(iteration: int, path: Path, words: list[str]) -> None:
         assert everyone, "it has simulators"
         program.kill()
     assert program.returncode == -signal.SIGKILL
-    assert not psutil.wait_procs(everyone, timeout=10)[1]
+    assert not psutil.wait_procs(everyone, timeout=60)[1]

@@ -58,7 +58,6 @@ def reference(staleness: int, runs: Runs, path: Path, *overrides: str) -> tuple[
         return learned(runs.fresh(path, *SETTINGS, *overrides))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("staleness", "count", "case"),
     rest_slow([(2, 2, "continuous"), (0, 1, "continuous"), (4, 1, "continuous"), (1, 1, "images"), (1, 2, "dapo")]),
@@ -75,7 +74,6 @@ def test_a_run_ahead_of_learning_is_that_of_one_process_that_is(
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(300)
 def test_a_run_that_was_killed_goes_on_with_what_waits_in_its_checkpoint(apart: Take, tmp_path: Path) -> None:
     runs, path = apart("continuous"), tmp_path / "killed"
     kill_in(3, path, runs.words(path, *SETTINGS, *lagging(2, 2)))

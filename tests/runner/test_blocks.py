@@ -74,7 +74,6 @@ def rolled_out(blocks: Runs, *settings: str) -> tuple[str, dict[str, float]]:
     return (blocks.folder / "digest_0").read_text(), shown
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("case", "ranks"), rest_slow([("states", 2), ("images", 2), ("whole episodes, pipeline", 4)]))
 def test_ranks_that_share_blocks_roll_out_the_same(case: str, ranks: int, blocks: Runs) -> None:
     if "model=openvla_oft" in CASES[case] and SupportedModel.entry("openvla_oft").missing():
@@ -86,7 +85,6 @@ def test_ranks_that_share_blocks_roll_out_the_same(case: str, ranks: int, blocks
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_run_goes_on_with_the_same_rollout_on_other_ranks(tmp_path: Path, blocks: Runs) -> None:
     begun, digests = blocks.fresh(tmp_path / "begun", *CASES["states"]), [(blocks.folder / "digest_0").read_text()]
     for ranks in (1, 2):

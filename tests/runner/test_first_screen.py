@@ -1,11 +1,11 @@
-"""What the first lines of a run say about its processes."""
+"""What the first lines of a run say about its processes and its algorithm."""
 
 from __future__ import annotations
 
 import pytest
 
 from embodyrl.config import load_config
-from embodyrl.runner.session import placement
+from embodyrl.runner.session import algorithm, placement
 
 ON_CPU = ["engine.device=cpu", "env.num_envs=32", "env.workers=8"]
 
@@ -27,3 +27,26 @@ ON_CPU = ["engine.device=cpu", "env.num_envs=32", "env.workers=8"]
 )
 def test_it_names_ranks_rollout_workers_and_simulators(words: list[str], said: str) -> None:
     assert placement(load_config("experiment/gym_pendulum", [*ON_CPU, *words]).config).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        (
+            "gym_pendulum",
+            [
+                "run.iterations=1",
+                "algorithm.epochs=1",
+                "env.num_envs=1",
+                "rollout.num_chunks=1",
+                "algorithm.minibatches=1",
+            ],
+            "1 iteration of 1 chunk x 1 env, chunks of 1 action, 1 epoch in minibatches of 1",
+        ),
+        ("gym_pendulum", ["rollout.chunk_size=2"], "chunks of 2 actions, "),
+        ("gym_pendulum_sac", ["algorithm.off_policy.updates_per_step=0.5"], " action, 0.5 updates per chunk"),
+        ("gym_pendulum_sac", ["algorithm.off_policy.updates_per_step=1.0"], " action, 1 update per chunk"),
+    ],
+)
+def test_it_counts_in_the_singular_and_in_the_plural(name: str, words: list[str], said: str) -> None:
+    assert said in algorithm(load_config(f"experiment/{name}", words).config)

@@ -11,7 +11,7 @@ import torch
 from learners import LEARNERS, TWO_RANKS, Learner
 from small_runs import Runs, assert_alike, assert_same_run, copy_of, kill_in, resumed
 
-pytestmark = [pytest.mark.usefixtures("own_experts"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("own_experts")]
 
 Find = Callable[[str], tuple[Learner, Runs]]
 

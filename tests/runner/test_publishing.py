@@ -7,11 +7,12 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from embodyrl.files import link_or_copy
 from embodyrl.runner.checkpoint import DamageError, Retention, VersionError, find, published, verify, writing
 
 BEST = Retention(last=2, best="eval/success_once")
@@ -43,6 +44,47 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     publish(tmp_path, 7, metrics={"eval/success_once": 0.8})
     assert names(tmp_path) == ["000006", "000007"] and leads_to(tmp_path, "best") == "000007"
     assert not list((tmp_path / "checkpoints").glob(".*")), "something was left behind"
+
+
+def test_damage_to_a_file_leaves_the_best_checkpoint_and_some_of_the_others_whole(tmp_path: Path) -> None:
+    def shared(run_dir: Path, keep: Retention, rates: Sequence[float]) -> list[int]:
+        """Publish checkpoints that link the file of the one before; returns the number of the file of each one kept."""
+        run_dir.mkdir()
+        before = None
+        for iteration, rate in enumerate(rates):
+            with writing(run_dir, iteration, metrics={"eval/success_once": rate}, retention=keep) as publication:
+                folder = publication.folder / "trainer"
+                folder.mkdir()
+                (folder / "same").write_text("same") if before is None else link_or_copy(before, folder / "same")
+            before = publication.place / "trainer/same"
+        places = [place for _, place in published(run_dir)]
+        assert all(verify(place) for place in places)
+        files = [(place / "trainer/same").stat().st_ino for place in places]
+        return [sorted(set(files), key=files.index).index(file) for file in files]
+
+    found = {
+        "all kept": shared(tmp_path / "a", Retention(), [0.0] * 12),
+        "three kept, first": shared(tmp_path / "b", Retention(last=3), [0.0] * 6),
+        "three kept, later": shared(tmp_path / "c", Retention(last=3), [0.0] * 7),
+        "one kept": shared(tmp_path / "d", Retention(last=1), [0.0] * 5),
+        "best": shared(tmp_path / "e", Retention(best="eval/success_once"), [0.1, 0.0, 0.2, 0.0, 0.0]),
+    }
+    assert found == {
+        "all kept": [0] * 10 + [1, 1],
+        "three kept, first": [0, 1, 1],
+        "three kept, later": [0, 0, 1],
+        "one kept": [0],
+        "best": [0, 1, 2, 3, 3],
+    }
+    # A copy of what was damaged meanwhile is not whole.
+    with writing(tmp_path / "b", 6, metrics={}, retention=Retention(last=3)) as publication:
+        (publication.folder / "trainer").mkdir()
+        before = tmp_path / "b/checkpoints/last/trainer/same"
+        before.write_text("sane")
+        link_or_copy(before, publication.folder / "trainer/same")
+    assert (publication.place / "trainer/same").stat().st_nlink == 1, "this one is a copy"
+    with pytest.raises(DamageError, match="trainer/same is altered"):
+        verify(publication.place)
 
 
 def test_without_limits_all_are_kept_and_none_is_best(tmp_path: Path) -> None:

@@ -44,6 +44,9 @@ def test_a_run_that_is_told_to_go_on_equals_one_that_never_stopped(whole: Run, s
     assert len(whole.metrics()) == 7  # iteration 0 is the evaluation before training
     assert [row["iteration"] for row in again.metrics()] == list(range(7))
     found = again.merged()
+    assert {"env/return_recent", "env/success_recent"} <= whole.metrics()[-1].keys(), (
+        "of episodes before the resume, too"
+    )
     for row in whole.metrics():
         # The half run evaluated at its own end, too; what both report is equal.
         other = found[row["iteration"]]
@@ -80,12 +83,41 @@ def test_a_damaged_checkpoint_is_refused_by_file(once: Path) -> None:
 
 def test_only_settings_of_the_run_may_change_on_resume(once: Path) -> None:
     message = (
-        r"algorithm\.gamma = 0\.5 \(it was (0\.\d+)\) cannot change when a run goes on: "
+        r"algorithm\.gamma = 0\.5 \(it was (0\.\d+)\) cannot change when a run continues: "
         r"set algorithm\.gamma back to \1, or start a new run"
     )
     with pytest.raises(UserError, match=message) as caught:
         train.resume(once, ["algorithm.gamma=0.5"])
     assert caught.value.exit_code == 2  # nothing was started
+
+
+def test_a_run_cannot_be_made_shorter_than_it_is(small_runs: Runs, tmp_path: Path) -> None:
+    path = copy_of(small_runs("run.iterations=2", "run.eval_every=0"), tmp_path / "run")
+    done = programs.run(["-m", "embodyrl", "resume", str(path), "run.iterations=1"])
+    assert done.returncode == 2 and f"run.iterations = 1, but {path} has done 2: give a larger" in done.stderr
+    assert load_config(path / "config.yaml").config.run.iterations == 2
+
+
+def test_a_run_that_is_made_longer_says_where_schedules_jump(small_runs: Runs, tmp_path: Path) -> None:
+    settings = ["run.iterations=2", "run.eval_every=0", "engine.optimizer.lr=6e-4"]
+    said = {}
+    for schedule in ("linear", "cosine", "constant"):
+        run = small_runs(*settings, f"engine.optimizer.schedule={schedule}")
+        path = copy_of(run, tmp_path / schedule)
+        again = resumed(path, "run.iterations=6")
+        said[schedule] = re.findall("warning: (run.iterations is .*)", again.log())
+        before, after = (again.merged()[iteration]["train/learning_rate"] for iteration in (2, 3))
+        if schedule != "constant":
+            assert f"engine.optimizer.lr continues at {after:.3g}, after {before:.3g}" in said[schedule][0]
+    begins = "run.iterations is 6 now, after 2, and schedules follow it: engine.optimizer.lr continues at "
+    assert said == {
+        "linear": [f"{begins}0.0004, after 0.0003"],
+        "cosine": [f"{begins}0.00045, after 0.0003"],
+        "constant": [],
+    }
+    assert not re.search("schedules follow", resumed(tmp_path / "linear").log().rpartition("resume ")[2]), (
+        "no new length"
+    )
 
 
 def test_a_run_that_cannot_learn_says_so_once_and_changes_nothing(small_runs: Runs) -> None:
@@ -126,7 +158,7 @@ def test_a_start_without_results_leaves_its_folder_to_the_next(small_run: Callab
 
 def test_a_run_that_saved_nothing_says_what_to_do_with_its_folder(small_runs: Runs, once: Path) -> None:
     shutil.rmtree(once / "checkpoints")
-    with pytest.raises(RunDirError, match=r"saved nothing to go on from, so remove the folder"):
+    with pytest.raises(RunDirError, match=r"saved nothing to continue from, so remove the folder"):
         small_runs.fresh(once)
     with pytest.raises(CheckpointError, match=r"stopped before it saved one: remove the folder"):
         train.resume(once, [])
@@ -155,7 +187,7 @@ def test_a_report_is_of_the_newest_end_or_there_is_none(once: Path, capsys: pyte
 
 
 def test_a_checkpoint_that_is_taken_for_a_run_stays_as_it_is(once: Path) -> None:
-    said = f"is a checkpoint, and only a whole run can go on: {shell_command('resume', once)}"
+    said = f"is a checkpoint, and only a whole run can continue: {shell_command('resume', once)}"
     with pytest.raises(RunDirError, match=f"{re.escape(said)}$"):
         train.resume(once / "checkpoints" / "last", [])
     verify((once / "checkpoints" / "last").resolve())
@@ -170,7 +202,7 @@ def test_a_run_in_use_is_left_alone_and_a_signal_saves_it_to_go_on(small_runs: R
     path = tmp_path / "run"
     words = small_runs.words(path, "run.iterations=100000", "env.workers=1", "run.eval_every=0")
     process = programs.Program(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline, metrics = time.monotonic() + 60, path / "metrics.jsonl"
+    deadline, metrics = time.monotonic() + 240, path / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) <= 2:
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.02)
@@ -178,10 +210,10 @@ def test_a_run_in_use_is_left_alone_and_a_signal_saves_it_to_go_on(small_runs: R
     with pytest.raises(RunDirError, match="in use by another process"):
         train.resume(path, [])
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 130, (out, err)
     assert "stopping after this iteration" in err and "stopped by SIGINT, saved" in out
-    assert not psutil.wait_procs(children, timeout=10)[1], "simulator processes are left"
+    assert not psutil.wait_procs(children, timeout=60)[1], "simulator processes are left"
     done = Run(path).summary["iterations"]
     assert resumed(path, f"run.iterations={done + 1}").summary["iterations"] == done + 1
 

@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from learners import Learner
+from safetensors import safe_open
 from slow import rest_slow
-from small_runs import Runs, assert_same_run, copy_of, resumed
+from small_runs import Run, Runs, assert_same_run, copy_of, resumed
 
+import embodyrl
 from embodyrl.cli import train
+from embodyrl.cli.collect import checkpoint_of
 from embodyrl.config import ConfigError, load_config
+from embodyrl.errors import shell_command
 from embodyrl.pipelines import stages
+from embodyrl.pipelines.pipeline import Iteration, Pipeline
 from embodyrl.runner.checkpoint import DamageError, digest, verify
+from embodyrl.runner.session import ChangeError
 
 SHORT = ["run.iterations=1", "run.eval_every=0"]
 
@@ -35,6 +42,16 @@ def test_nothing_is_learned_and_actions_are_random_until_there_is_enough(sac: Ru
     assert first["eval/return"] == run.metrics()[0]["eval/return"], "the policy is as it was"
     other = sac(*SHORT, "model.log_std_init=-4.0")
     assert other.metrics()[0]["rollout/reward_per_step"] == first["rollout/reward_per_step"]
+
+
+def test_what_scales_observations_has_seen_all_of_them(sac: Runs) -> None:
+    run = sac("run.iterations=3", "run.eval_every=1")
+    with safe_open(run.path / "checkpoints/last/policy/model.safetensors", framework="pt") as file:
+        assert file.get_tensor("normalizer.count") == 3 * 48
+    first, second, third = run.metrics()[1:]
+    assert "train/clipped_features" not in first | second, "nothing was seen before"
+    assert third["train/clipped_features"] < stages.MOST_CLIPPED
+    assert "replay/episodes" in third and "replay/successes" not in third, "Pendulum defines none"
 
 
 def test_a_replay_on_the_disk_gives_the_same_numbers_and_leaves_nothing(sac: Runs) -> None:
@@ -72,6 +89,62 @@ def test_checkpoints_share_what_they_have_in_common(sac: Runs, tmp_path: Path, b
     assert all(file.stat().st_nlink == 1 for file in kept.rglob("*.safetensors")) and verify(kept).iteration == 6
 
 
+def test_damage_to_past_decisions_costs_neither_the_policy_nor_the_run(
+    sac: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of the replay are the same in all checkpoints; runs, exports and evaluations of its own."""
+    run = sac.fresh(tmp_path / "run", "run.save_every=1", "run.iterations=2", "run.eval_every=0")
+    newest = run.checkpoint(2)
+    shared = min((newest / "trainer/replay").glob("*.safetensors"))
+    assert shared.samefile(run.checkpoint(1) / "trainer/replay" / shared.name)
+    shared.write_bytes(shared.read_bytes()[:-8])
+    warning = f"warning: checkpoints/000002 is damaged: trainer/replay/{shared.name} has "
+    capsys.readouterr()
+    warnings.simplefilter("error", UserWarning)  # on the screen it has been said
+    for name, use in {
+        "eval": lambda: train.evaluate(run.path, []),
+        "export": lambda: train.export(run.path, tmp_path / "exported"),
+        "compare": lambda: train.evaluate(run.path, [], train.Evaluated(other=run.path)),
+        "collect": lambda: checkpoint_of(run.path) != newest,
+    }.items():
+        assert use() == 0, name
+        assert warning in capsys.readouterr().out, name
+    with pytest.warns(UserWarning, match=f"trainer/replay/{shared.name} has "):
+        embodyrl.evaluate(newest, episodes=1)
+    command = re.escape(shell_command("resume", run.path, "--without-replay"))
+    remedy = f"continue from 000002 with an empty replay, .*: {command}"
+    with pytest.raises(DamageError, match=remedy):
+        train.resume(run.path, ["run.iterations=3"])
+    assert train.resume(run.path, ["run.iterations=3", "run.save_every=1"], without_replay=True) == 0
+    again = Run(run.path)
+    assert "warning: continuing with an empty replay: the policy acts, and learns again" in again.log()
+    assert again.metrics()[-1]["replay/decisions"] <= 48 and "train/updates" not in again.metrics()[-1]
+    assert again.weights().keys() and verify(run.checkpoint(3)).iteration == 3
+    goes_on = embodyrl.resume(run.path, ["run.iterations=4"])
+    assert "train/updates" in goes_on.metrics[-1], "it learns again, from what is whole"
+
+
+def test_a_run_without_a_replay_has_none_to_go_on_without(small_runs: Runs, tmp_path: Path) -> None:
+    path = copy_of(small_runs("run.iterations=1"), tmp_path / "run")
+    with pytest.raises(ChangeError, match="learns from no replay: leave out --without-replay"):
+        train.resume(path, ["run.iterations=2"], without_replay=True)
+
+
+def test_a_file_that_is_cut_short_while_the_run_goes_on_is_written_anew(
+    sac: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(self: Pipeline, iteration: Iteration) -> None:
+        run(self, iteration)
+        if iteration.number == 3:
+            for file in (tmp_path / "run/checkpoints/000002/trainer/replay").glob("*.safetensors"):
+                file.write_bytes(file.read_bytes()[:-8])
+
+    run = Pipeline.run
+    monkeypatch.setattr(Pipeline, "run", cut)
+    made = sac.fresh(tmp_path / "run", "run.save_every=1", "run.iterations=3", "run.eval_every=0")
+    assert verify(made.checkpoint(3)).iteration == 3
+
+
 def test_a_replay_of_another_run_is_refused_with_what_to_do(sac: Runs, tmp_path: Path) -> None:
     """The manifest was written anew as well, so that no file counts as damaged."""
     path, other = copy_of(sac(*SHORT), tmp_path / "run"), sac(*SHORT, "env.num_envs=2")
@@ -94,6 +167,8 @@ def test_the_screen_shows_the_replay_and_what_goes_wrong(sac: Runs, monkeypatch:
     assert "warning" not in sac().log()
     assert stages.RANDOM_UPDATES >= 1000, "a policy is given time to learn"
     monkeypatch.setattr(stages, "RANDOM_UPDATES", 400)
+    monkeypatch.setattr(stages, "MOST_CLIPPED", -1.0)
+    monkeypatch.setattr(stages, "RANDOM_MARGIN", 0.1)
     hopeless = [
         *("env.success_return=1000.0", "algorithm.reward=success", "run.iterations=9", "run.eval_every=0"),
         *("algorithm.off_policy.temperature.initial=100.0", "algorithm.off_policy.temperature.lr=1e-9"),
@@ -102,6 +177,7 @@ def test_the_screen_shows_the_replay_and_what_goes_wrong(sac: Runs, monkeypatch:
     ]
     warned = re.findall(r"warning: (.*)", sac(*hopeless).log())
     assert len([line for line in warned if line.startswith("no episode of 2")]) == 1, warned
+    assert len([line for line in warned if line.startswith("0% of the numbers that the policy sees")]) == 1, warned
     assert len([line for line in warned if "the policy is still as good as random" in line]) == 1, warned
     steps = ["algorithm.gamma=0.1", "algorithm.off_policy.critics.layer_norm=false", "engine.optimizer.critic_lr=5.0"]
     wild = sac(*steps, "engine.optimizer.max_grad_norm=1000.0", "run.eval_every=0").log()

@@ -10,6 +10,7 @@ import pytest
 from small_runs import Run, Runs, copy_of, resumed
 
 from embodyrl.cli import train
+from embodyrl.errors import at_line
 from embodyrl.runner.checkpoint import Manifest, verify
 
 
@@ -87,3 +88,24 @@ def test_a_config_that_was_cut_short_or_changed_in_the_folder_is_refused(small_r
     path.write_text(text)
     again = resumed(run, "run.iterations=2", "run.eval_every=0")
     assert json.loads((again.path / "checkpoints/last/manifest.json").read_text())["iteration"] == 2
+
+
+@pytest.mark.parametrize("step", ["embodyrl.runner.runner.lock_of", "embodyrl.runner.reproduction.Lock.save"])
+def test_a_record_of_reproduction_that_fails_is_a_warning_and_the_checkpoint_whole(
+    step: str, small_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise TypeError("act() missing 1 required positional argument: 'generator'")
+
+    monkeypatch.setattr(step, fails)
+    run = small_run("run", "run.iterations=2", "run.save_every=1", "run.eval_every=0")
+    for iteration in (1, 2):
+        verify(run.checkpoint(iteration))
+        assert not (run.checkpoint(iteration) / "lock.safetensors").exists()
+    (warning,) = (line for line in run.log().splitlines() if "warning:" in line)
+    assert "no record of reproduction (lock.safetensors), which embodyrl verify needs; all else is saved" in warning
+    assert (
+        f"TypeError: act() missing 1 required positional argument: 'generator' ({at_line(__file__, 0)[:-1]}" in warning
+    )
+    monkeypatch.undo()
+    assert train.resume(run.path, ["run.iterations=3"]) == 0

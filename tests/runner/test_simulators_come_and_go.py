@@ -47,7 +47,6 @@ def test_by_default_a_death_ends_the_run_with_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(300)
 def test_a_run_goes_on_after_a_death_which_counts_after_a_resume(tmp_path: Path) -> None:
     done = run_mortal(tmp_path, "restart", "env.max_restarts=1")
     assert done.returncode == 0, done.stderr

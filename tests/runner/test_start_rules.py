@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from embodyrl.config import ConfigError, ConfigUse, load_config
+from embodyrl.envs.gymnasium import families
+from embodyrl.registry import Requirement
 from embodyrl.runner import start_rules
 
 
@@ -33,6 +35,10 @@ def faults(*settings: str, experiment: str = "gym_pendulum") -> str:
     [
         (["run.dir=file"], "run.dir: file is a file - choose another run.dir"),
         (["run.dir=file/a/b"], "file/a/b cannot be made, because "),
+        (
+            ["run.dir=/proc/x"],
+            "run.dir: /proc/x cannot be made, because /proc ",  # root and others have different reasons
+        ),
         (["run.dir=own"], "own exists already and is never overwritten - choose another run.dir\n"),
         (["env=gym/pendulum_rgb"], "env.cameras = ['render'] has no use: model 'mlp' reads states alone"),
         (
@@ -44,8 +50,8 @@ def faults(*settings: str, experiment: str = "gym_pendulum") -> str:
             "rollout.num_chunks = 1000000000000 of env.num_envs = 8 need 512000 GB of main memory or more",
         ),
         (
-            ["model.hidden_sizes=[1000000,1000000]"],
-            "model.hidden_sizes = [1000000, 1000000] are 1.0e+12 weights, which need 8000 GB of main memory or more",
+            [f"model.hidden_sizes={[16384] * 101}"],
+            "are 2.7e+10 weights, which need 215 GB of main memory or more",
         ),
         (["env.num_envs=1000000", "env.workers=1000000"], "env.workers = 1000000, but this machine allows "),
         (["env.kwargs.gg=9"], "'Pendulum-v1' takes no argument 'gg' (env.kwargs) - did you mean 'g'?"),
@@ -59,6 +65,21 @@ def faults(*settings: str, experiment: str = "gym_pendulum") -> str:
 def test_it_is_refused_before_anything_starts(settings: list[str], message: str) -> None:
     assert message in faults(*settings)
     assert sorted(path.name for path in Path().rglob("*")) == ["file", "notes.txt", "own"]
+
+
+def test_a_check_leaves_nothing_behind() -> None:
+    assert not faults("run.dir=new/run") and sorted(path.name for path in Path().iterdir()) == ["file", "own"]
+
+
+def test_packages_of_gymnasiums_own_environments_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = ["env.tasks=[LunarLander-v3]", "env.success_return=200"]
+    missing = Requirement(module="box_of_no_dimensions", install="pip install 'gymnasium[box2d]'")
+    monkeypatch.setitem(families.OWN_PACKAGES, "box2d", missing)
+    assert faults(*chosen).startswith(
+        "command line: the Gymnasium environment 'LunarLander-v3' needs the package 'box_of_no_dimensions', which is "
+        "not installed - pip install 'gymnasium[box2d]'\n"
+    )
+    load_config("gym_cartpole", chosen, use=ConfigUse.elsewhere)
 
 
 def test_what_fits_passes() -> None:

@@ -12,6 +12,7 @@ import torch
 from small_runs import Runs, copy_of
 
 from embodyrl.cli import train
+from embodyrl.rollout.episodes import NEWEST, FinishedEpisode, newest_means, newest_with
 from embodyrl.runner.checkpoint import DamageError, digest
 from embodyrl.runner.state import ADDED, Progress, TrainerState, check_alike, load_tree, save_tree
 
@@ -52,6 +53,31 @@ def test_counters_of_older_checkpoints_are_those_of_a_run_in_which_nothing_was_c
     older = {name: value for name, value in vars(Progress(iteration=3)).items() if name not in ADDED}
     state = TrainerState(counters={"progress": older}, engine={}, simulators=[])
     assert Progress.of(state) == Progress(iteration=3)
+
+
+def test_means_are_over_the_newest_episodes_or_all_of_a_larger_rollout() -> None:
+    def ended(count: int, reward: float, success: bool | None) -> list[FinishedEpisode]:
+        return [FinishedEpisode(slot=0, total_reward=reward, length=9, success=success) for _ in range(count)]
+
+    newest: dict[str, Any] = {}
+    assert newest_means(newest, []) == {}
+    newest = newest_with(newest, ended(50, 1.0, None))
+    assert newest_means(newest, []) == {"env/return_recent": 1.0}
+    assert newest_means(newest, ended(25, 4.0, True)) == {"env/return_recent": 2.0, "env/success_recent": 1 / 3}
+    newest = newest_with(newest, ended(75, 2.0, False))
+    assert newest_means(newest, []) == {"env/return_recent": 1.75, "env/success_recent": 0.0}
+    assert newest_means(newest, ended(300, 3.0, True)) == {"env/return_recent": 3.0, "env/success_recent": 1.0}
+    assert len(newest_with(newest, ended(300, 3.0, True))["returns"]) == NEWEST
+
+
+@pytest.mark.parametrize(
+    "newest",
+    [{"returns": 3}, {"returns": [1.0]}, {"returns": ["1"], "successes": [None]}, {"returns": [1.0], "successes": [2]}],
+)
+def test_newest_episodes_of_another_form_are_refused(newest: dict[str, Any]) -> None:
+    counters = {"progress": vars(Progress(newest=newest))}
+    with pytest.raises(DamageError, match="no returns and successes"):
+        Progress.of(TrainerState(counters=counters, engine={}, simulators=[]))
 
 
 def test_every_difference_is_named() -> None:

@@ -80,7 +80,6 @@ def outcome(run: Run) -> tuple[object, ...]:
     return rows, [path.read_bytes() for path in weights]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", rest_slow(CASES, 2))
 def test_workers_give_the_metrics_and_weights_of_the_ranks_themselves(case: str, apart: Take) -> None:
     runs = apart(case)
@@ -88,14 +87,12 @@ def test_workers_give_the_metrics_and_weights_of_the_ranks_themselves(case: str,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_ranks_with_shards_learn_from_workers_what_they_learn_from_themselves(apart: Take) -> None:
     runs, ranks = apart("adapters"), ["engine.parallel.world_size=2", "engine.parallel.backend=fsdp"]
     assert outcome(runs(*ranks, workers(1))) == outcome(runs(*ranks))
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(300)
 def test_a_run_that_was_killed_goes_on_with_fewer_workers_to_the_same_weights(apart: Take, tmp_path: Path) -> None:
     runs, path = apart("continuous"), tmp_path / "killed"
     kill_in(3, path, runs.words(path, workers(2)))

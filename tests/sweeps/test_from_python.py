@@ -34,6 +34,10 @@ def test_a_sweep_has_its_runs_and_results(tmp_path: Path, capfd: pytest.CaptureF
     for run, row in zip(sweep.runs, sweep.rows, strict=True):
         assert run.evaluation is not None and run.evaluation.mean_return == row["eval/return"]
     assert sweep.report == path / "report.html" and sweep.report.is_file()
+    with pytest.raises(embodyrl.UserError, match=r"is a sweep of several runs: open it with embodyrl\.Sweep\('"):
+        embodyrl.Run(path)
+    with pytest.raises(SweepError, match=f"swep is no sweep .* did you mean '{path}'"):
+        embodyrl.Sweep(path.with_name("swep"))
     assert embodyrl.Sweep(path).rows == sweep.rows and repr(sweep) == f"Sweep({str(path)!r})"
     with pytest.raises(embodyrl.UserError, match="never overwritten"):
         embodyrl.sweep("gym_pendulum", [*SHORT, *swept], seeds=2)
@@ -100,6 +104,6 @@ def test_what_cannot_be_swept_is_refused(tmp_path: Path) -> None:
 
 def test_another_folder_is_no_sweep(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="is no sweep"):
-        _ = embodyrl.Sweep(tmp_path).rows
+        embodyrl.Sweep(tmp_path)
     with pytest.raises(SweepError, match="is no sweep"):
         embodyrl.resume_sweep(tmp_path)

@@ -60,7 +60,7 @@ def test_each_run_has_the_numbers_that_it_has_alone(sweep, tmp_path, capsys):
     before = (tmp_path / "sweep" / "algorithm.gamma=0.8,seed=5" / "run.log").read_bytes()
     assert session.go_on(tmp_path / "sweep", host=QUIET).exit_code == 0
     assert (tmp_path / "sweep" / "algorithm.gamma=0.8,seed=5" / "run.log").read_bytes() == before
-    with pytest.raises(SweepError, match="never overwritten: go on with it: embodyrl resume"):
+    with pytest.raises(SweepError, match="never overwritten: continue with it: embodyrl resume"):
         sweep(seeds="2")
 
 

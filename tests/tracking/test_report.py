@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from embodyrl.cli.main import app
 from embodyrl.errors import UserError
 from embodyrl.tracking.report import write_report
+from embodyrl.tracking.report.charts import WALL_CLOCK, chart
 from embodyrl.tracking.report.record import read_run
 from embodyrl.tracking.report.series import CURVES, curves_of, running_mean
 from embodyrl.tracking.report.settings import changes_from_defaults
@@ -130,11 +132,39 @@ def test_points_stand_at_their_env_steps_and_gaps_are_left_out(tmp_path: Path) -
     ]
 
 
+def test_charts_can_be_drawn_over_the_wall_clock_where_it_is_known(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    run = read_run(tmp_path)
+    spent = [(row.get("time/iteration") or 0.0) + (row.get("time/eval") or 0.0) for row in run.rows]
+    training, evaluated = curves_of(run, next(each for each in CURVES if "env/return" in each.metrics))
+    assert training.minutes == pytest.approx([sum(spent[: at + 1]) / 60.0 for at in (1, 2, 3)])
+    assert evaluated.minutes == pytest.approx([spent[0] / 60.0, sum(spent) / 60.0]) and training.minutes[0] > 0.0
+    item = json.dumps(chart([training, evaluated], x_label="env steps"))
+    assert item.count('"minutes"') >= 2 and WALL_CLOCK in item
+    unknown = chart([training, replace(evaluated, minutes=())], x_label="env steps")
+    assert '"steps"' not in json.dumps(unknown) and WALL_CLOCK not in json.dumps(unknown)
+    rows = [row | {"time/iteration": None, "time/eval": None} for row in run.rows]
+    assert not replace(run, rows=rows).minutes
+
+
+def test_lines_of_training_are_smooth_by_the_newest_episodes(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    rows = [
+        {"iteration": n, "env/total_steps": 10.0 * n, "env/return_recent": 5.0}
+        | ({"env/return": float(n)} if n % 2 else {})
+        for n in range(1, 5)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    single, smooth, *_ = curves_of(read_run(tmp_path), next(each for each in CURVES if "env/return" in each.metrics))
+    assert (single.faint, single.name, single.y) == (True, "", [1.0, 3.0])
+    assert (smooth.name, smooth.x, smooth.y) == ("training, newest episodes", [10.0, 20.0, 30.0, 40.0], [5.0] * 4)
+
+
 def test_a_long_run_is_drawn_as_means_of_iterations(tmp_path: Path) -> None:
     make_run(tmp_path)
-    rows = [{"iteration": n, "env/total_steps": 10.0 * n, "train/entropy": float(n % 2)} for n in range(1, 5001)]
+    rows = [{"iteration": n, "env/total_steps": 10.0 * n, "train/learning_rate": float(n % 2)} for n in range(1, 5001)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    curve = next(each for each in CURVES if "train/entropy" in each.metrics)
+    curve = next(each for each in CURVES if "train/learning_rate" in each.metrics)
     (line,) = curves_of(read_run(tmp_path), curve)
     assert len(line.x) == 500 and set(line.y) == {0.5} and line.x[-1] == 50_000 and "means of 10" in line.name
     assert running_mean([1.0, 2.0, 6.0, 4.0], 3) == pytest.approx([1.5, 3.0, 4.0, 5.0])

@@ -28,7 +28,7 @@ FLAGS = (
 def open_in_browser(page: Path, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     assert CHROMIUM is not None
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'browser'}", *flags, page.as_uri()]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=True)
     shutil.rmtree(folder / "browser")
     return done
 

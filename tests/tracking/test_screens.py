@@ -32,7 +32,7 @@ RUNS = ("ppo", "sac")
 HEADER = """\
 embodyrl 0.1.0   run pend   (my.yaml)
   machine    2 usable cores, 24 GiB, no GPU -> policy on the CPU, float32 (auto: no NVIDIA GPU)
-  algorithm  ppo (gae, ppo)   12 iterations of 128 chunks x 8 envs, chunks of 1 action(s), 4 epochs in minibatches of 64
+  algorithm  ppo (gae, ppo)   12 iterations of 128 chunks x 8 envs, chunks of 1 action, 4 epochs in minibatches of 64
   output     /home/somebody/experiments/with/a/long/name/that/no/terminal/of/eighty/columns/holds/2026-01-31_12-00-00/
 evaluation  20 episodes  success 0.00 [0.00, 0.16]  return -1089.22  length 200  (0.3 s)"""
 
@@ -73,8 +73,18 @@ def test_columns_are_left_out_in_the_order_of_what_people_miss_least() -> None:
     assert titles[80].split() == ["env", "steps", "return", "success", "kl", "clip", "steps/s", "eta"]
 
 
+def test_a_table_begins_with_what_return_and_success_are_means_of() -> None:
+    paper = io.StringIO()
+    sink = ConsoleSink(SinkContext(run_dir=SCREENS, iterations=12, start_iteration=0), Console(file=paper, width=140))
+    for row in rows_of("ppo"):
+        sink.log(int(row["iteration"]), row)
+    sink.log(1, {"iteration": 1, "time/iteration": 1.0, "train/loss": 0.5})
+    assert paper.getvalue().startswith("return, success: means over the newest 100 training episodes, or")
+    assert paper.getvalue().count("newest") == 1
+
+
 def test_no_number_is_cut_however_long_it_is() -> None:
-    row = rows_of("ppo")[-1] | {"env/return": -123456789.12, "train/approx_kl": 12345.6789}
+    row = rows_of("ppo")[-1] | {"env/return_recent": -123456789.12, "train/approx_kl": 12345.6789}
     terminal = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
     sink = ConsoleSink(SinkContext(run_dir=SCREENS, iterations=12, start_iteration=0), terminal)
     sink.log(12, row)
@@ -158,7 +168,7 @@ def test_a_replay_that_fills_up_is_no_fault() -> None:
 def test_the_first_line_is_there_at_once() -> None:
     """On a terminal, which `script` provides: before the config is read."""
     command = shlex.join([sys.executable, "-m", "embodyrl", "run", "nothing.yaml"])
-    done = subprocess.run(["script", "-qec", command, "/dev/null"], capture_output=True, timeout=60)
+    done = subprocess.run(["script", "-qec", command, "/dev/null"], capture_output=True, timeout=240)
     first, _, rest = done.stdout.decode().partition("\r\033[K")
     assert first.startswith("embodyrl ") and first.endswith("reading nothing.yaml ...") and "nothing.yaml" in rest
     assert done.returncode == 2

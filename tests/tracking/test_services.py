@@ -88,6 +88,71 @@ def test_a_service_that_breaks_is_told_of_once_and_the_run_goes_on(
     assert len(said) == 1 and "sink 'kept' gets nothing more" in said[0] and "ConnectionError: gone" in said[0]
 
 
+@pytest.mark.parametrize("when", ["open", "send", "end"])
+def test_a_library_that_ends_its_thread_is_a_fault_as_any_other(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It calls sys.exit where it may not go on, which in a thread ends that alone, without a word."""
+    for number, error in enumerate((SystemExit(3), KeyboardInterrupt(), GeneratorExit("gone"))):
+
+        def stop(*_: object, error: BaseException = error) -> None:
+            raise error
+
+        said: list[str] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(Service, when, stop)
+            folder = tmp_path / str(number)
+            if when == "open":
+                with pytest.raises(ServiceError, match=f"sink 'kept' cannot be used: {type(error).__name__}"):
+                    Service(context(folder, said))
+                continue
+            sink = Service(context(folder, said))
+            sink.log(1, {"env/return": 1.0})
+            sink.close()
+        assert (
+            len(said) == 1
+            and f"gets nothing more of this run, which has it all in its own files ({type(error).__name__}" in said[0]
+        )
+
+
+HANGING = """
+import atexit, sys, threading, time
+from pathlib import Path
+from embodyrl.config.schema import ServiceConfig
+from embodyrl.tracking import SinkContext
+from embodyrl.tracking.services import ServiceSink
+
+class Service(ServiceSink):
+    name = "hanging"
+    def open(self, run_id):
+        atexit.register(print, "first, in its time", flush=True)
+        atexit.register(threading.Event().wait)
+        atexit.register(self.taken_back)
+        atexit.unregister(self.taken_back)
+    def taken_back(self): print("taken back", flush=True)
+    def send(self, iteration, metrics): pass
+    def upload(self, path, name): pass
+    def end(self): pass
+
+atexit.register(print, "the program's own", flush=True)
+sink = Service(SinkContext(run_dir=Path(sys.argv[1]), iterations=3, start_iteration=0, name="mine", settings={},
+    service=ServiceConfig(timeout_s=0.3, artifacts=False), warn=print))
+sink.close()
+sys.exit(5)
+"""
+
+
+def test_a_hook_of_a_library_that_hangs_does_not_keep_the_program_alive(tmp_path: Path) -> None:
+    """In an interpreter of its own, whose end it is about."""
+    words = [sys.executable, "-c", HANGING, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 5, done.stderr
+    assert done.stdout == "first, in its time\nthe program's own\n"
+    assert (
+        "warning: the library of sink 'hanging' has not ended within tracking.service.timeout_s = 0.3 s" in done.stderr
+    )
+
+
 def test_a_service_that_does_not_answer_or_wants_a_key_is_refused_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ METRICS = {
     "env/steps": 1024.0,
     "env/total_steps": 2048.0,
     "env/return": 3.25,
+    "env/return_recent": 2.75,
     "time/iteration": 2.0,
     "time/simulate": 1.0,
     "time/infer": 0.5,
@@ -53,10 +54,11 @@ def test_console_writes_plain_aligned_lines_in_a_pipe(tmp_path: Path, capsys: py
     sink.message("evaluation  100 episodes [0.1, 0.2]")
     sink.log(4, METRICS)
     sink.close()
-    titles, first, message, last = capsys.readouterr().out.splitlines()
+    newest, titles, first, message, last = capsys.readouterr().out.splitlines()
+    assert newest.startswith("return, success: means over the newest")
     assert titles.split()[:3] == ["iter", "env", "steps"] and titles.split()[-1] == "eta"
     assert len(titles) == len(first) == len(last)
-    assert first.split()[:3] == ["1", "2,048", "3.25"] and " 50/  0/ 25/ 12/ 12 %" in first
+    assert first.split()[:3] == ["1", "2,048", "2.75"] and " 50/  0/ 25/ 12/ 12 %" in first
     assert first.endswith("0:06") and last.endswith("0:00")
     assert message == "evaluation  100 episodes [0.1, 0.2]"
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import av
@@ -7,7 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import embodyrl
+from embodyrl import api
+from embodyrl.config import ConfigError, load_config
+from embodyrl.errors import MissingPackageError
+from embodyrl.registry import Requirement
+from embodyrl.runner import start_rules
 from embodyrl.tracking.video import TILE, TiledVideo
+
+SOURCES = Path(embodyrl.__file__).parent
 
 BAR = 20
 
@@ -77,3 +87,19 @@ def test_episodes_that_were_cut_off_end_where_they_are(tmp_path: Path) -> None:
         video.add(1, frames(BLUE, 1))
     images, _ = read(tmp_path / "video.mp4")
     assert len(images) == 3 + 10
+
+
+def test_videos_alone_need_the_package_that_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everyone = [path for path in SOURCES.rglob("*.py") if re.search(r"^(import av$|from av\b)", path.read_text(), re.M)]
+    assert not everyone, "no module imports it before there is a video"
+    monkeypatch.setitem(sys.modules, "av", None)
+    message = "videos are written with package 'av', which cannot be imported here .*: pip install av"
+    with pytest.raises(MissingPackageError, match=message):
+        TiledVideo(tmp_path / "a.mp4", ["one"], fps=10.0)
+    with pytest.raises(MissingPackageError, match=message):
+        api._video(tmp_path / "a.mp4")
+    monkeypatch.setattr(start_rules, "PYAV", Requirement(module="no_such_package_xyz", install="pip install xyz"))
+    words = ["tracking.video.episodes=2", f"run.dir={tmp_path / 'new'}"]
+    with pytest.raises(ConfigError, match=r"episodes = 2, but videos .* - run: pip install xyz, or set .* to 0"):
+        load_config("gym_pendulum", words, also=[start_rules.start_rules])
+    assert load_config("gym_pendulum", [words[1], "tracking.video.episodes=0"], also=[start_rules.start_rules])

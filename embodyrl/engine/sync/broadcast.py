@@ -212,7 +212,7 @@ class BroadcastSender(_Side):
         group: the processes; None: the default group; `stand_alone_group` makes others.
         timeout_s: longest time to wait for the others in one exchange [s].
         patches: send the bits that changed, compressed, wherever that is smaller. Takes memory for what was sent last,
-            and pays where the link is slower than compressing: about 0.1 GB/s.
+            and is faster where the link is slower than compressing: about 0.1 GB/s.
         bucket_bytes: see `BUCKET_BYTES`; the same on all ranks.
 
     Raises:

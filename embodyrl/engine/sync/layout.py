@@ -172,7 +172,7 @@ def check_same(entries: Iterable[Entry], weights: Mapping[str, Tensor]) -> None:
             raise ChecksumError(
                 f"the frozen weights of sender and receiver differ, first in {entry.name}: they are not sent, so both "
                 "processes must have read the same files; did model.checkpoint or model.adapter change while the run "
-                "went on?"
+                "continued?"
             )
 
 

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.issues import ConfigIssue, LackingHere
 from embodyrl.config.rules import fact, of_newest_rollouts
-from embodyrl.envs.gymnasium.families import family
-from embodyrl.envs.gymnasium.tasks import GYMNASIUM, Facts, known_tasks, own_tasks, why_unknown
+from embodyrl.envs.gymnasium.families import OWN_PACKAGES, family
+from embodyrl.envs.gymnasium.tasks import GYMNASIUM, Facts, known_tasks, own_tasks, why_not_single, why_unknown
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.registry import ALGORITHMS, load_target
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def check_here(config: Config) -> Iterator[ConfigIssue]:
-    """Yield an issue for each task that is registered neither by Gymnasium nor by a plug-in, and for each whose actions
-    the algorithm cannot learn."""
-    issues = list(_unknown(config)) or list(_misfits(config))
+    """Yield an issue for each task that is registered neither by Gymnasium nor by a plug-in, for each whose package is
+    not installed, and for each whose actions the algorithm cannot learn."""
+    issues = list(_unknown(config)) or list(_lacking(config)) or list(_misfits(config))
     yield from issues
     off_policy, imitates = (fact(ALGORITHMS, config.algorithm.name, name) for name in ("off_policy", "imitates"))
     if not issues and off_policy and not imitates:
@@ -32,21 +32,33 @@ def check_here(config: Config) -> Iterator[ConfigIssue]:
 
 
 def _unknown(config: Config) -> Iterator[ConfigIssue]:
-    """Yield an issue for each task that is not registered."""
+    """Yield an issue for each task that is not registered, or not as a single environment."""
     simulator = config.env.name
-    if simulator == GYMNASIUM and "gymnasium" not in sys.modules and own_tasks().issuperset(config.env.tasks):
+    if simulator == GYMNASIUM and "gymnasium" not in sys.modules and own_tasks().keys() >= set(config.env.tasks):
         return
     known = known_tasks(simulator)
     for index, task in enumerate(config.env.tasks):
         if task not in known:
             yield ConfigIssue(f"env.tasks.{index}", *why_unknown(simulator, task, known))
+        elif (why := why_not_single(task)) is not None:
+            yield ConfigIssue(f"env.tasks.{index}", *why)
+
+
+def _lacking(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for each task of Gymnasium itself that needs a package which is not installed."""
+    folders = own_tasks() if config.env.name == GYMNASIUM else {}
+    for index, task in enumerate(config.env.tasks):
+        needed = OWN_PACKAGES.get(folders.get(task, ""))
+        if needed is not None and not needed.is_met():
+            message = f"the Gymnasium environment {task!r} needs the package {needed.module!r}, which is not installed"
+            yield LackingHere(f"env.tasks.{index}", message, needed.install)
 
 
 def _misfits(config: Config) -> Iterator[ConfigIssue]:
     """Yield an issue for each of env.kwargs that a constructor does not take, else for what an environment says of
     itself that a run cannot use."""
     env: Any = config.env
-    if not (env.kwargs or env.cameras or len(env.tasks) > 1):
+    if not (env.kwargs or env.cameras or env.environment_state or len(env.tasks) > 1):
         return  # nothing to compare: whatever an environment needs, its simulator says
     unknown = list(_unknown_arguments(env))
     yield from unknown
@@ -145,7 +157,8 @@ def _facts(env: Any, task: str) -> Facts | None:
         from embodyrl.envs.gymnasium.simulator import look
 
         known_tasks(env.name)  # imports what registers them
-        key = repr((env.name, task, gymnasium.registry.get(task), env.kwargs, env.cameras, env.image_size))
+        options = env.kwargs, env.cameras, env.image_size, env.environment_state
+        key = repr((env.name, task, gymnasium.registry.get(task), *options))
         if key not in _SEEN:
             _SEEN[key] = None
             _SEEN[key] = look(task, env)
@@ -163,6 +176,12 @@ def state_dim(env: Any) -> int | None:
     """Return the size of the state (S)."""
     facts = _first(env)
     return None if facts is None else facts.state_dim
+
+
+def environment_state(env: Any) -> tuple[int, int] | None:
+    """Return which numbers of the state are the environment's, see `SimulatorSpec.environment_state`."""
+    facts = _first(env)
+    return None if facts is None else facts.environment_state
 
 
 def action_dim(env: Any) -> int | None:

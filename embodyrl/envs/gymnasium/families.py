@@ -19,12 +19,12 @@ SUCCESS_KEYS = ("is_success", "success", "succeed")
 """Names under which environments report success, the first that is there counts."""
 
 
-def reported(info: Mapping[str, Any]) -> bool:
-    """Return whether a step's info reports success; without any of `SUCCESS_KEYS` there is none."""
-    return bool(next((info[key] for key in SUCCESS_KEYS if key in info), False))
+def reported(info: Mapping[str, Any]) -> Any:
+    """Return what a step's info reports as success; None without any of `SUCCESS_KEYS`."""
+    return next((info[key] for key in SUCCESS_KEYS if key in info), None)
 
 
-def completed(info: Mapping[str, Any]) -> bool:
+def completed(info: Mapping[str, Any]) -> Any:
     """Return whether a kitchen has no subtask left, each completed at some time of the episode; elsewhere what is
     reported."""
     return not info["tasks_to_complete"] if "tasks_to_complete" in info else reported(info)
@@ -48,8 +48,10 @@ class Family:
     """`module:function` that makes an environment from a task and `env.kwargs`; None: `gymnasium.make` does."""
     descriptions: Mapping[str, str] = field(default_factory=dict)
     """Task descriptions, by task without its version and without the name of its reward."""
-    success: Callable[[Mapping[str, Any]], bool] = reported
-    """How a step's info tells success."""
+    success: Callable[[Mapping[str, Any]], Any] = reported
+    """How a step's info tells success; None: it does not."""
+    time_limit: int | None = None
+    """Control steps after which its package ends episodes; None: what its ids are registered with."""
     on_mujoco: bool = True
     """Whether MuJoCo simulates it, so that states are snapshots; else they are replayed."""
 
@@ -162,10 +164,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "dm_control": Family(
         summary="dm_control suite: cartpole-swingup, walker-run, ball_in_cup-catch, ... (MuJoCo)",
-        requires=_extra("dm_control", "dm_control"),
+        requires=_extra("dm-control", "dm_control"),
         modules=("embodyrl.envs.gymnasium.adapters.control:load",),
         tasks="embodyrl.envs.gymnasium.adapters.control:known_tasks",
         make="embodyrl.envs.gymnasium.adapters.control:make",
+        time_limit=1000,
         descriptions={
             "ball_in_cup-catch": "swing the ball into the cup",
             "cartpole-balance": "balance the pole on the cart",
@@ -192,6 +195,7 @@ FAMILIES: dict[str, Family] = {
         modules=("embodyrl.envs.gymnasium.adapters.robosuite:load",),
         tasks="embodyrl.envs.gymnasium.adapters.robosuite:known_tasks",
         make="embodyrl.envs.gymnasium.adapters.robosuite:make",
+        time_limit=1000,
         descriptions={
             "Lift": "lift the cube",
             "Stack": "put the red cube onto the green cube",
@@ -204,6 +208,15 @@ FAMILIES: dict[str, Family] = {
         },
     ),
 }
+
+
+OWN_PACKAGES = {
+    "box2d": Requirement(module="Box2D", install="pip install 'gymnasium[box2d]'"),
+    "mujoco": _extra("mujoco", "mujoco")[0],
+    "phys2d": Requirement(module="jax", install="pip install 'gymnasium[jax]'"),
+    "tabular": Requirement(module="jax", install="pip install 'gymnasium[jax]'"),
+}
+"""What folders of Gymnasium's own environments need beside Gymnasium; the others need nothing."""
 
 
 def family(simulator: str) -> Family | None:

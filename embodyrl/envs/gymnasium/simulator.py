@@ -1,11 +1,11 @@
 """Any registered Gymnasium environment whose observations can be read as numbers, images, or both.
 
-A task is an environment id, `Pendulum-v1`. The time limit is the run's (`env.max_episode_steps`); the one that
-Gymnasium registered for the id is not applied.
+A task is an environment id, `Pendulum-v1`. The time limit is the one that it is registered with, unless
+`env.max_episode_steps` sets another one.
 
 Supported: observations that flatten to a vector (Box, Dict or Tuple of them, Discrete as one-hot) or are images (Box
 of uint8 `[H, W, 3]`, by itself or as an entry of a Dict), actions that are a finite Box or Discrete. A Discrete action
-is one float that holds an integer (meaning `discrete`).
+is one float that holds an integer (meaning `discrete`); the actions of a Box of whole numbers are rounded.
 
 Cameras: `render` is the environment's `render()`, `observation` is an observation that is an image, and each entry of a
 Dict observation that is an image is a camera of that name (`outer.inner` in a Dict within a Dict). They are resized to
@@ -20,20 +20,21 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
-from gymnasium.utils import seeding
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from numpy.typing import NDArray
 
+from embodyrl.config.schema import AUTO
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_task_list
-from embodyrl.envs.gymnasium import attributes
-from embodyrl.envs.gymnasium.families import family, reported, task_description
-from embodyrl.envs.gymnasium.tasks import Facts, known_tasks, why_unknown
+from embodyrl.envs.gymnasium import attributes, families
+from embodyrl.envs.gymnasium.actions import action_field, native_action
+from embodyrl.envs.gymnasium.families import family, task_description
+from embodyrl.envs.gymnasium.interface import Interface
+from embodyrl.envs.gymnasium.tasks import Facts, known_tasks, limit_of, why_not_single, why_unknown
 from embodyrl.envs.gymnasium.views import Views
 from embodyrl.envs.mujoco import physics
 from embodyrl.envs.mujoco.rendering import Renderers
 from embodyrl.envs.options import GymnasiumConfig
-from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
+from embodyrl.envs.types import EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UnknownNameError, UserError
 from embodyrl.registry import load_target
 
@@ -60,7 +61,8 @@ class Gymnasium(SlotSimulator):
             tasks={task: task_description(task) for task in config.tasks},
             actions=(slot.field,),
             proprio_dim=slot.views.proprio_dim,
-            max_episode_steps=config.max_episode_steps,
+            environment_state=slot.views.environment_state,
+            max_episode_steps=config.time_limit,
             control_frequency=slot.control_frequency,
             cameras=tuple(config.cameras),
             image_size=(config.image_size[0], config.image_size[1]) if config.cameras else (0, 0),
@@ -89,16 +91,17 @@ class GymnasiumSlot(Slot):
 
     def __init__(self, task: str, config: GymnasiumConfig, renderers: Renderers) -> None:
         self._env = _build(task, config)
+        self._interface = Interface(task, self._env)
         self.views = Views(task, self._env, config, renderers)
         of = family(config.name)
-        self._succeeds = of.success if of else reported
+        self._succeeds = of.success if of else families.reported
         self._exact = of is not None and of.on_mujoco
-        self.field = _action_field(task, self._env.action_space)
-        self._discrete = isinstance(self._env.action_space, spaces.Discrete)
-        self._action_shape, self._action_type = self._env.action_space.shape, self._env.action_space.dtype
+        self.field = action_field(task, self._env.action_space)
+        self._native = native_action(self._env.action_space)
         self.control_frequency = _control_frequency(self._env)
         self._success_return = config.success_return
-        self._limit = config.max_episode_steps
+        self.time_limit = limit_of(config.name, task) if config.max_episode_steps == AUTO else None
+        self._limit = self.time_limit or config.time_limit
         self._steps = 0
         self._return = 0.0
         self._observation: Any = None
@@ -106,26 +109,23 @@ class GymnasiumSlot(Slot):
 
     def reset(self, episode: EpisodeSpec) -> None:
         """Reset with `episode.start_state` as the seed; `episode.seed` seeds everything drawn afterwards."""
-        self._observation, _ = self._env.reset(seed=episode.start_state)
-        self._env.unwrapped.np_random, _ = seeding.np_random(episode.seed)
+        self._observation, _ = self._interface.reset(episode.start_state)
+        self._interface.reseed(episode.seed)
         self._steps, self._return = 0, 0.0
 
     def step(self, action: NDArray[np.float32]) -> Transition:
         """Execute `action [D]`."""
-        native: Any
-        if self._discrete:
-            native = round(float(action[0]))
-        else:
-            native = action.reshape(self._action_shape).astype(self._action_type)
-        self._observation, reward, terminated, truncated, info = self._env.step(native)
+        self._observation, reward, terminated, truncated, info = self._interface.step(self._native(action))
         self._steps += 1
-        self._return += float(reward)
+        self._return += reward
+        success: bool | None
         if self._success_return is None:
-            success = self._succeeds(info)
+            reported = self._succeeds(info)
+            success = None if reported is None else self._interface.success(reported)
         else:
             ended = terminated or truncated or self._steps >= self._limit
             success = ended and self._return >= self._success_return
-        return Transition(float(reward), bool(terminated), success, bool(truncated))
+        return Transition(reward, terminated, success, truncated)
 
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
         """Images `[V, H, W, 3]` or None, and proprio `[S]` or None."""
@@ -165,9 +165,11 @@ def look(task: str, config: GymnasiumConfig) -> Facts:
     """Make an environment for what it says of itself; nothing is reset or rendered."""
     env = _build(task, config)
     try:
-        field = _action_field(task, env.action_space)
+        field = action_field(task, env.action_space)
+        views = Views(task, env, config)
         return Facts(
-            state_dim=Views(task, env, config).proprio_dim,
+            state_dim=views.proprio_dim,
+            environment_state=views.environment_state,
             action_dim=len(field.low),
             discrete=field.meaning == "discrete",
             control_frequency=_declared_frequency(env),
@@ -177,17 +179,23 @@ def look(task: str, config: GymnasiumConfig) -> Facts:
 
 
 def _build(task: str, config: GymnasiumConfig) -> Any:
-    """Make the environment `task`, without time limit and checking wrappers."""
+    """Make the environment `task`, without checking wrappers and the time limit that `SlotSimulator` counts."""
     of = family(config.name)
     try:
         env = load_target(of.make)(task, **config.kwargs) if of and of.make else _registered(task, config.kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         raise UserError(f"the Gymnasium environment {task!r} needs a package that is not installed: {error}") from error
     except TypeError as error:
+        if "gymnasium.Env" in str(error):
+            raise UserError(f"the Gymnasium environment {task!r} is none: {error}") from error
         if not config.kwargs:
             raise
         raise UserError(f"env.kwargs {config.kwargs} do not fit the Gymnasium environment {task!r}: {error}") from error
-    while isinstance(env, OrderEnforcing | PassiveEnvChecker | TimeLimit):
+    # A time limit that an environment has built in is its own, unless another one is set.
+    keeps_limit = config.max_episode_steps == AUTO
+    while isinstance(env, OrderEnforcing | PassiveEnvChecker | TimeLimit) and not (
+        keeps_limit and isinstance(env, TimeLimit)
+    ):
         env = env.env
     return env
 
@@ -195,25 +203,14 @@ def _build(task: str, config: GymnasiumConfig) -> Any:
 def _registered(task: str, kwargs: dict[str, Any]) -> Any:
     """Make an environment that Gymnasium knows by its id, rendering images where it can."""
     spec = gymnasium.spec(task)
+    if (why := why_not_single(task)) is not None:
+        raise UserError(" - ".join(why))
     creator = (
         gymnasium.envs.registration.load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else None
     )
     modes = getattr(creator, "metadata", {}).get("render_modes", [])
     settings = {"render_mode": "rgb_array", **kwargs} if "rgb_array" in modes else dict(kwargs)
-    return gymnasium.make(task, disable_env_checker=True, **settings)
-
-
-def _action_field(task: str, space: spaces.Space[Any]) -> ActionField:
-    """Return the field of the action vector, or raise `UserError` for an unsupported action space."""
-    if isinstance(space, spaces.Discrete):
-        first = int(space.start)
-        return ActionField(
-            name="action", meaning="discrete", unit="1", low=(float(first),), high=(float(first + space.n - 1),)
-        )
-    if isinstance(space, spaces.Box) and np.isfinite(space.low).all() and np.isfinite(space.high).all():
-        low, high = space.low.astype(np.float32).ravel().tolist(), space.high.astype(np.float32).ravel().tolist()
-        return ActionField(name="action", meaning="native", unit="1", low=tuple(low), high=tuple(high))
-    raise UserError(f"the Gymnasium environment {task!r} has actions {space}: supported are finite Box and Discrete")
+    return gymnasium.make(task, max_episode_steps=-1, disable_env_checker=True, **settings)
 
 
 def _control_frequency(env: Any) -> float:

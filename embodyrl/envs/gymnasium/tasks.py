@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from embodyrl.config.schema import MOST_EPISODE_STEPS
 from embodyrl.envs.gymnasium.families import FAMILIES, family
 from embodyrl.errors import near_match
 
@@ -23,13 +24,37 @@ def known_tasks(simulator: str = GYMNASIUM) -> list[str]:
     return sorted(gymnasium.registry)
 
 
-def own_tasks() -> set[str]:
-    """Return the ids that Gymnasium itself always registers, read from its source without importing it."""
+def limit_of(simulator: str, task: str) -> int:
+    """Return the time limit that a known task is registered with [control steps]; `MOST_EPISODE_STEPS` if with none."""
+    import gymnasium
+
+    of = family(simulator)
+    registered = of.time_limit if of else None
+    if registered is None and task in gymnasium.registry:
+        registered = gymnasium.registry[task].max_episode_steps
+    return registered if registered is not None and registered > 0 else MOST_EPISODE_STEPS
+
+
+def time_limit(env: Any) -> int | None:
+    """Return the longest of the tasks' own time limits [control steps]; None where their package is missing."""
+    try:
+        known = known_tasks(env.name)
+    except Exception:  # of any kind, by code of its own
+        return None
+    return max((limit_of(env.name, task) for task in env.tasks if task in known), default=None)
+
+
+_REGISTERED = re.compile(r'^register\(\s*id="([^"]+)",\s*(?:vector_)?entry_point="gymnasium\.envs\.(\w+)', re.MULTILINE)
+
+
+def own_tasks() -> dict[str, str]:
+    """Return the ids that Gymnasium itself always registers, with the folder of each, as in `box2d`; read from its
+    source without importing it."""
     spec = importlib.util.find_spec("gymnasium")
     if spec is None or spec.origin is None:
-        return set()
+        return {}
     file = Path(spec.origin).parent / "envs" / "__init__.py"
-    return set(re.findall(r'^register\(\s*id="([^"]+)"', file.read_text(), re.MULTILINE)) if file.is_file() else set()
+    return dict(_REGISTERED.findall(file.read_text())) if file.is_file() else {}
 
 
 class Facts(NamedTuple):
@@ -37,6 +62,8 @@ class Facts(NamedTuple):
 
     state_dim: int
     """`S`"""
+    environment_state: tuple[int, int]
+    """See `SimulatorSpec.environment_state`."""
     action_dim: int
     """`D`"""
     discrete: bool
@@ -64,6 +91,19 @@ def why_unknown(simulator: str, task: str, known: list[str]) -> tuple[str, str]:
     if simulator != GYMNASIUM:
         return message, f"its tasks: {', '.join(known)}"
     return message, "list the module that registers it under plugins:, or name an environment that Gymnasium has"
+
+
+def why_not_single(task: str) -> tuple[str, str] | None:
+    """Return message and remedy for an id that is registered without single environments, else None."""
+    import gymnasium
+
+    spec = gymnasium.registry.get(task)
+    if spec is None or spec.entry_point is not None:
+        return None
+    return (
+        f"the Gymnasium environment {task!r} is registered with a vector_entry_point alone, as batches",
+        "register an entry_point as well: env.num_envs single environments are played",
+    )
 
 
 def _without_version(task: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,13 +17,16 @@ from embodyrl.envs.images import resize
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import Renderer, Renderers
 from embodyrl.envs.options import GymnasiumConfig, RenderQuality
-from embodyrl.errors import UserError
+from embodyrl.errors import UserError, did_you_mean
 
 RENDER = "render"
 """Camera that is the environment's `render()`."""
 
 OBSERVATION = "observation"
 """Camera that is the whole observation, where that is an image."""
+
+ENVIRONMENT_STATE = "environment_state"
+"""Usual name of the entry of a Dict observation that is the state of the environment."""
 
 FOR_PEOPLE = (480, 480)
 """Size of images for people that are taken by a camera of the scene [pixels]."""
@@ -60,10 +64,27 @@ class Views:
         self._is_vector = isinstance(space, spaces.Box) and not images
         self.proprio_dim = sum(int(spaces.flatdim(part)) for part in self._numbers.values())
         """`S`, numbers in an observation, without images."""
+        self.environment_state = self._range_of(config.environment_state)
+        """See `SimulatorSpec.environment_state`."""
         if not config.cameras and not self.proprio_dim:
             raise UserError(
                 f"the Gymnasium environment {task!r} shows nothing but images: set env.cameras: [{', '.join(images)}]"
             )
+
+    def _range_of(self, entry: str | None) -> tuple[int, int]:
+        """Return where in the state the numbers of an entry are; (0, 0) without one."""
+        named = entry or ENVIRONMENT_STATE
+        if named not in self._numbers:
+            if entry is None:
+                return 0, 0
+            hint = did_you_mean(entry, self._numbers, lead=" - ")
+            raise UserError(
+                f"env.environment_state names {entry!r}, which is no entry of numbers in the observations of "
+                f"{self._task!r}{hint} (entries: {', '.join(self._numbers) or 'none'})"
+            )
+        before = itertools.takewhile(lambda name: name != named, self._numbers)
+        first = sum(int(spaces.flatdim(self._numbers[name])) for name in before)
+        return first, first + int(spaces.flatdim(self._numbers[named]))
 
     def read(self, observation: Any) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
         """Images `[V, H, W, 3]` or None, and proprio `[S]` or None."""

@@ -273,7 +273,7 @@ class Driver:
             model.site_rgba[:] = now
 
     def robot(self, scene: Any) -> NDArray[np.float64]:
-        """Return hand position [m], hand rotation [axis times angle, rad] and positions of the fingers [m]: `[8]`."""
+        """Return end-effector position [m] and rotation [axis times angle, rad], and finger positions [m]: `[8]`."""
         rotation = axis_angle(scene.xquat[self._hand])
         return np.concatenate([scene.site_xpos[self._grip], rotation, self._seen_fingers])
 

@@ -1,11 +1,11 @@
 """LIBERO: 130 tabletop tasks of a Panda arm in four suites of 10 and one of 90, simulated by robosuite and MuJoCo.
 
-Actions are 7 numbers in -1 .. 1 for robosuite's operational space controller: displacement of the hand (1 is 5 cm per
+Actions are 7 numbers in -1 .. 1 for robosuite's operational space controller: end-effector displacement (1: 5 cm per
 step) and its rotation (axis times angle, 1 is 0.5 rad), both along the axes of the world; and the gripper, of which
 only the sign counts (-1 opens, 1 closes).
 
 The conventions are those of LIBERO's public evaluations: start states from LIBERO's files, ten steps without motion
-before an episode, images turned by 180 degrees, hand position, hand rotation (axis times angle) and the positions of
+before an episode, images turned by 180 degrees, end-effector position, rotation (axis times angle) and the positions of
 the two fingers as proprio, and the task description that LIBERO makes from the task's name.
 """
 
@@ -74,7 +74,7 @@ class Libero(SlotSimulator):
                 tasks={task: further.get(task) or tasks.task_description(task) for task in config.tasks},
                 actions=FIELDS,
                 proprio_dim=first.proprio_dim,
-                max_episode_steps=config.max_episode_steps,
+                max_episode_steps=config.time_limit,
                 control_frequency=tasks.control_frequency(config),
                 cameras=tuple(config.cameras),
                 image_size=(height, width) if config.cameras else (0, 0),
@@ -162,7 +162,7 @@ class LiberoSlot(Slot):
         return self._render_camera(self._config.cameras[0] if self._config.cameras else FOR_PEOPLE)
 
     def _proprio(self) -> NDArray[np.float32]:
-        """Return hand and fingers `[8]`, and with `proprio: full` the poses of everything that moves."""
+        """Return end effector and fingers `[8]`, and with `proprio: full` the poses of everything that moves."""
         with self._driver.scene() as scene:
             robot = self._driver.robot(scene)
             full = self._config.proprio is Proprio.full

@@ -28,10 +28,10 @@ OFFICIAL_STATES = 50
 """Start states that LIBERO has for every task."""
 
 ROBOT_STATE = 8
-"""Size of the robot's state: position and rotation of the hand (6), positions of both fingers (2)."""
+"""Size of the robot's state: position and rotation of the end effector (6), positions of both fingers (2)."""
 
 ACTION_DIM = 7
-"""Size of an action (D): displacement (3) and rotation (3) of the hand, and the gripper."""
+"""Size of an action (D): displacement (3) and rotation (3) of the end effector, and the gripper."""
 
 CONTROL_FREQUENCY = 20.0
 """Control steps per simulated second [Hz]."""
@@ -81,7 +81,7 @@ def known_tasks() -> list[str]:
 
 
 def state_dim(env: LiberoConfig) -> int | None:
-    """Return the size of the state with hand and fingers; None with every object's pose, which depends on the task."""
+    """Return the size of the state with end effector and fingers; None with all poses, where it depends on the task."""
     return ROBOT_STATE if env.proprio is Proprio.robot else None
 
 

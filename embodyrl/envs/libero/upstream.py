@@ -77,7 +77,7 @@ class UpstreamSlot(Slot):
 
     def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
         """Refuse states saved by the other driver."""
-        raise ValueError("it was saved with env.driver = 'fast', and env.driver = 'upstream' cannot go on from it")
+        raise ValueError("it was saved with env.driver = 'fast', and env.driver = 'upstream' cannot restore it")
 
     def render(self) -> NDArray[np.uint8]:
         """Return the image of the policy's first camera, `[H, W, 3]`."""

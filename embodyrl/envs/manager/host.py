@@ -162,11 +162,11 @@ class _Server:
         """
         while self._line.wait(None):
             asked = Message.receive(self._line, timeout_s=FRAME_S, place=own_memory)
-            method = asked.header["method"]
+            method = asked.header.get("method")
             if method == "close":
                 self._manager.close()
             try:
-                answer = Message() if method == "close" else self._methods[method](asked)
+                answer = Message() if method == "close" else self._answer(method, asked)
             except LineError:
                 raise
             except Exception as error:
@@ -174,6 +174,11 @@ class _Server:
             answer.send(self._line, timeout_s=FRAME_S)
             if method == "close":
                 return
+
+    def _answer(self, method: Any, asked: Message) -> Message:
+        if not isinstance(method, str) or method not in self._methods:
+            raise RuntimeError(f"a host of simulators has no method {method!r}")
+        return self._methods[method](asked)
 
     def _describe(self, asked: Message) -> Message:
         manager, config = self._manager, self._config

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.manager.memory import (
+    RESULTS,
     Reader,
     Segment,
     Selection,
@@ -57,7 +58,7 @@ class EnvManager:
     its slots. Copy what is to last longer.
 
     A process that dies or hangs ends the run, or is replaced (`env.on_worker_death`). Then the episodes of its slots
-    are lost: `StepResult.lost` is True in the next result of each, and nothing goes on from an earlier state. The
+    are lost: `StepResult.lost` is True in the next result of each, and nothing continues from an earlier state. The
     episode of a slot that is not restored bit for bit from its saved state is lost too. After any other `WorkerError`
     (a simulator raised, or a result was not finite) only `close` still works.
 
@@ -244,7 +245,7 @@ class EnvManager:
         """Wait until at least `at_least` slots have executed the chunks that were sent, and receive all that have.
 
         Chunks that were sent to several slots of a process at once are ready at the same time. The deadline of each
-        chunk counts from when its process began with it, so a slot that hangs is noticed while others go on.
+        chunk counts from when its process began with it, so a slot that hangs is noticed while others continue.
 
         Returns:
             The slots' numbers, ascending, and the result in that order.
@@ -371,7 +372,7 @@ class EnvManager:
             ValueError, WorkerError: see `set_state`.
         """
         different = self.set_state(slots, states)
-        self._lost[different] = False  # nobody goes on from here
+        self._lost[different] = False  # nobody continues from here
         return self.observe(slots)
 
     def renderer_names(self) -> dict[str, str]:
@@ -506,7 +507,7 @@ class EnvManager:
             raise RuntimeError("this EnvManager is closed")
         if self._failure is not None:
             what = (str(self._failure) or repr(self._failure)).splitlines()[0]
-            raise RuntimeError(f"this EnvManager cannot go on after: {what}") from self._failure
+            raise RuntimeError(f"this EnvManager cannot continue after: {what}") from self._failure
 
     @property
     def _failure(self) -> BaseException | None:
@@ -553,7 +554,7 @@ class EnvManager:
         if True in lost.tolist():
             # The shared memory still holds the chunk before, or what the process wrote before it died.
             slots = chosen.index[lost]
-            for name in ("rewards", "success", "terminated", "truncated", "steps"):
+            for name in RESULTS:
                 self._arrays[name][slots] = 0
             self._lost[slots], self._needs_reset[slots] = False, True
             following = slots[self._arrays["has_next"][slots]]
@@ -576,7 +577,7 @@ class EnvManager:
             self._needs_reset[index[ended & ~was_reset]] = True
             if was_reset.any():
                 final = self._reader.final_observation(chosen, records, observation, was_reset)
-        small = {name: records[name] for name in ("rewards", "success", "terminated", "truncated", "steps")}
+        small = {name: records[name] for name in RESULTS}
         kept = self._reader.step_observations(chosen)
         return StepResult(observation=observation, final_observation=final, lost=lost, **small, **kept)
 

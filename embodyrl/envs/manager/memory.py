@@ -23,6 +23,8 @@ from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator
 from embodyrl.placement.launcher import Worker
 
 _ALIGNMENT = 64
+RESULTS = ("rewards", "success", "success_known", "terminated", "truncated", "steps")
+"""Fields of a record that are the result of a chunk."""
 NEXT_FIELDS = ("start_state", "seed", "group")
 """Integer fields of an EpisodeSpec; each has an array `next_<field>`. The task travels as `next_task_index`."""
 
@@ -117,7 +119,7 @@ def record_type(spec: SimulatorSpec, chunk_size: int) -> np.dtype[Any]:
         ("steps", "int32"),
         ("success", ("bool", (chunk_size,))),
     ]
-    fields += [("terminated", "bool"), ("truncated", "bool")]
+    fields += [("terminated", "bool"), ("truncated", "bool"), ("success_known", "bool")]
     # Floats come first, so that `numbers` can span them from offset 0. numpy aligns records to the largest field only,
     # hence the offsets by our own count.
     offsets: list[int] = []

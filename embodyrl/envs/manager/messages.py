@@ -5,6 +5,7 @@ Observations carry each image once: of the last observations of episodes, only t
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.manager.manager import InvalidResult
-from embodyrl.envs.manager.memory import StepResult
+from embodyrl.envs.manager.memory import RESULTS, StepResult
 from embodyrl.envs.manager.pool import TooManyDeaths
 from embodyrl.envs.types import Observation
 from embodyrl.errors import RunError, UserError
 from embodyrl.placement.launcher import RemoteError, WorkerDied, WorkerError, WorkerTimeout
-from embodyrl.placement.line import Buffer, Line
+from embodyrl.placement.line import Buffer, Line, understood
 
 Arrays = dict[str, NDArray[Any]]
 Place = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
@@ -27,7 +28,7 @@ Place = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]
 
 _NUMBERS = "biuf"
 """Kinds of arrays that travel: bool, int, uint, float."""
-_SMALL = ("rewards", "success", "terminated", "truncated", "steps", "lost")
+_SMALL = (*RESULTS, "lost")
 _KEPT = ("step_images", "step_proprio")
 _FINAL = "final_"
 
@@ -56,16 +57,22 @@ class Message:
 
     @classmethod
     def receive(cls, line: Line, *, timeout_s: float, place: Place) -> Message:
-        """Receive one, the arrays into memory that `place` chooses; see `Line.receive`."""
+        """Receive one, the arrays into memory that `place` chooses; see `Line.receive`. What is no message is a
+        `LineError`, which ends the line."""
         arrays: Arrays = {}
 
         def room(header: dict[str, Any], sizes: list[int]) -> list[Buffer]:
-            for name, dtype, shape in header["arrays"]:
-                # Anything else than numbers would be pointers.
-                if (kind := np.dtype(dtype)).kind not in _NUMBERS:
-                    raise ValueError(f"array {name!r} of type {dtype} is not of numbers")
-                arrays[name] = place(name, tuple(shape), kind)
-            return [*arrays.values(), *(bytearray(size) for size in sizes[len(arrays) :])]
+            with understood(f"what {line.name} sent"):
+                for (name, dtype, shape), size in zip(header["arrays"], sizes, strict=False):
+                    # Anything else than numbers would be pointers.
+                    if (kind := np.dtype(dtype)).kind not in _NUMBERS:
+                        raise ValueError(f"array {name!r} of type {dtype} is not of numbers")
+                    if min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != size:
+                        raise ValueError(f"array {name!r} of type {dtype} and shape {shape} has {size} bytes")
+                    arrays[name] = place(name, tuple(shape), kind)
+                if len(arrays) != len(header["arrays"]):
+                    raise ValueError(f"{len(header['arrays'])} arrays in {len(sizes)} buffers")
+                return [*arrays.values(), *(bytearray(size) for size in sizes[len(arrays) :])]
 
         header, views = line.receive(timeout_s=timeout_s, room=room)
         return cls(header, arrays, views[len(arrays) :])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,8 +15,9 @@ from embodyrl.envs.manager.memory import NEXT_FIELDS, Slots, StepResult, Work
 from embodyrl.envs.manager.messages import Message, Place, Results, error_of, own_memory
 from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.placement.launcher import WorkerError
-from embodyrl.placement.line import Address, LineError, connect
+from embodyrl.placement.line import Address, LineError, connect, understood
 
+T = TypeVar("T")
 SLACK_S = 10.0
 """Time that a call may take beyond the deadlines of the simulators [s]."""
 _CLOSE_S = 8.0
@@ -49,13 +51,10 @@ class RemoteManager:
         self._line = connect(address, timeout_s)
         self._step_timeout_s = self._startup_timeout_s = 0.0
         try:
-            offered = self._ask("describe").header
+            self._ask("describe", read=self._take_description)
         except BaseException:
             self._line.close()
             raise
-        self.spec = SimulatorSpec.from_plain(offered["spec"])
-        self.num_envs, self.chunk_size = offered["num_envs"], offered["chunk_size"]
-        self._step_timeout_s, self._startup_timeout_s = offered["step_timeout_s"], offered["startup_timeout_s"]
         self._results = Results(list(self.spec.tasks.values()))
         self._images = _Images(self.num_envs)
         self._told: dict[int, EpisodeSpec | None] = {}
@@ -64,92 +63,123 @@ class RemoteManager:
         """Number of the `send` whose chunk a slot executes; 0: none."""
         self._sent = 0
 
+    def _take_description(self, answer: Message) -> None:
+        offered = answer.header
+        self.spec = described(offered["spec"])
+        self.num_envs, self.chunk_size = (positive(offered[name]) for name in ("num_envs", "chunk_size"))
+        self._step_timeout_s, self._startup_timeout_s = (
+            seconds(offered[name]) for name in ("step_timeout_s", "startup_timeout_s")
+        )
+
     def reset(self, slots: Slots, episodes: Sequence[EpisodeSpec]) -> Observation:
         """Start an episode in each slot; see `EnvManager.reset`."""
         chosen = _numbers(slots)
         told = self._telling(chosen, episodes)
-        answer = self._ask("reset", {"slots": chosen, "episodes": told}, place=self._images.of(chosen))
-        return self._results.observation(answer)
+        asked = {"slots": chosen, "episodes": told}
+        return self._ask("reset", asked, place=self._images.of(chosen), read=self._observation_of(len(chosen)))
 
     def step(
         self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
     ) -> StepResult:
         """Execute a chunk in each slot and wait for the result; see `EnvManager.step`."""
-        return self._results.step(self._chunk("step", slots, actions, next_episodes))
+        return self._chunk("step", slots, actions, next_episodes, read=self._step_of(len(slots)))
 
     def send(self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None) -> None:
         """Start executing a chunk in each slot; see `EnvManager.send`. Waits until the host has taken it, not more."""
-        self._chunk("send", slots, actions, next_episodes)
+        self._chunk("send", slots, actions, next_episodes, read=nothing)
         self._sent += 1
         self._under_way[_numbers(slots)] = self._sent
 
     def receive(self, slots: Slots) -> StepResult:
         """Wait for the chunks of these slots; see `EnvManager.receive`."""
         chosen = _numbers(slots)
-        answer = self._ask("receive", {"slots": chosen}, place=self._images.of(chosen))
+        read = self._step_of(len(chosen))
+        result = self._ask("receive", {"slots": chosen}, place=self._images.of(chosen), read=read)
         self._under_way[chosen] = 0
-        return self._results.step(answer)
+        return result
 
     def receive_ready(self, at_least: int) -> tuple[NDArray[np.int64], StepResult]:
         """Wait for the chunks of any slots; see `EnvManager.receive_ready`."""
         # A process executes what it was sent one after the other, each within the deadline.
         rounds = len(np.unique(self._under_way[self._under_way > 0]))
-        answer = self._ask("receive_ready", {"at_least": at_least}, rounds=rounds, place=self._images.of(None))
-        ready = np.array(answer.header["slots"], np.int64)
+
+        def read(answer: Message) -> tuple[NDArray[np.int64], StepResult]:
+            ready = np.array(self._slots(answer.header["slots"]), np.int64)
+            return ready, self._step_of(len(ready))(answer)
+
+        place = self._images.of(None)
+        ready, result = self._ask("receive_ready", {"at_least": at_least}, rounds=rounds, place=place, read=read)
         self._under_way[ready] = 0
-        return ready, self._results.step(answer)
+        return ready, result
 
     def step_recorded(
         self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
     ) -> tuple[StepResult, list[NDArray[np.uint8]]]:
         """Step and record a video; see `EnvManager.step_recorded`."""
-        answer = self._chunk("step_recorded", slots, actions, next_episodes)
-        return self._results.step(answer), [answer.arrays[f"video_{number}"] for number in range(len(slots))]
+
+        def read(answer: Message) -> tuple[StepResult, list[NDArray[np.uint8]]]:
+            videos = [answer.arrays[f"video_{number}"] for number in range(len(slots))]
+            frames = (None, None, None, 3)
+            return self._step_of(len(slots))(answer), [fitting("a video", each, "u", frames) for each in videos]
+
+        return self._chunk("step_recorded", slots, actions, next_episodes, read=read)
 
     def get_state(self, slots: Slots) -> list[bytes]:
         """Return one state per slot; see `EnvManager.get_state`."""
-        return [bytes(blob) for blob in self._ask("get_state", {"slots": _numbers(slots)}).blobs]
+
+        def read(answer: Message) -> list[bytes]:
+            if len(answer.blobs) != len(slots):
+                raise ValueError(f"{len(answer.blobs)} states of {len(slots)} envs")
+            return [bytes(blob) for blob in answer.blobs]
+
+        return self._ask("get_state", {"slots": _numbers(slots)}, read=read)
 
     def set_state(self, slots: Slots, states: Sequence[bytes]) -> list[int]:
         """Continue slots from states; see `EnvManager.set_state`."""
-        different: list[int] = self._value("set_state", {"slots": _numbers(slots)}, states)
-        return different
+        return self._ask("set_state", {"slots": _numbers(slots)}, blobs=states, read=self._slots_of)
 
     def observe(self, slots: Slots) -> Observation:
         """Return the current observations of slots; see `EnvManager.observe`."""
         chosen = _numbers(slots)
-        return self._results.observation(self._ask("observe", {"slots": chosen}, place=self._images.of(chosen)))
+        read = self._observation_of(len(chosen))
+        return self._ask("observe", {"slots": chosen}, place=self._images.of(chosen), read=read)
 
     def render(self, slots: Slots) -> NDArray[np.uint8]:
         """Return images of slots for people; see `EnvManager.render`."""
-        return self._ask("render", {"slots": _numbers(slots)}).arrays["images"]
+
+        def read(answer: Message) -> NDArray[np.uint8]:
+            return fitting("images", answer.arrays["images"], "u", (len(slots), None, None, 3))
+
+        return self._ask("render", {"slots": _numbers(slots)}, read=read)
 
     def offload(self) -> int:
         """End the processes until they are needed again; returns the bytes that this frees on the other machine."""
-        freed: int = self._value("offload")
-        return freed
+        return self._ask("offload", read=lambda answer: int(answer.header["value"]))
 
     def onload(self) -> None:
         """Start the processes again; see `EnvManager.onload`."""
-        self._ask("onload")
+        self._ask("onload", read=nothing)
 
     def take_deaths(self) -> list[WorkerError]:
         """Return the errors of processes that died and were replaced since the last call."""
-        found = (error_of(plain, self.address.host) for plain in self._value("take_deaths"))
-        return [error for error in found if isinstance(error, WorkerError)]
+
+        def read(answer: Message) -> list[WorkerError]:
+            found = [error_of(plain, self.address.host) for plain in answer.header["value"]]
+            return [error for error in found if isinstance(error, WorkerError)]
+
+        return self._ask("take_deaths", read=read)
 
     def take_mismatches(self) -> list[int]:
         """Return the slots that were not restored bit for bit since the last call; one entry each time."""
-        slots: list[int] = self._value("take_mismatches")
-        return slots
+        return self._ask("take_mismatches", read=self._slots_of)
 
     def count_restarts(self, restarts: int) -> None:
         """Set how many processes were replaced in the run so far, by all who play."""
-        self._ask("count_restarts", {"restarts": restarts})
+        self._ask("count_restarts", {"restarts": restarts}, read=nothing)
 
     def take_work(self) -> Work:
         """Return the processes' working time since the last call."""
-        return Work(*self._value("take_work"))
+        return self._ask("take_work", read=lambda answer: Work(*map(seconds, answer.header["value"])))
 
     def close(self) -> None:
         """End the processes, within a few seconds even if they hang. May be called again."""
@@ -171,14 +201,61 @@ class RemoteManager:
     # ---- talking to the host
 
     def _chunk(
-        self, method: str, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None
-    ) -> Message:
+        self,
+        method: str,
+        slots: Slots,
+        actions: ArrayLike,
+        next_episodes: Sequence[EpisodeSpec | None] | None,
+        read: Callable[[Message], T],
+    ) -> T:
         chosen, chunk = _numbers(slots), {"actions": np.asarray(actions, np.float32)}
         told = None if next_episodes is None else self._telling(chosen, next_episodes)
-        return self._ask(method, {"slots": chosen, "episodes": told}, arrays=chunk, place=self._images.of(chosen))
+        asked, place = {"slots": chosen, "episodes": told}, self._images.of(chosen)
+        return self._ask(method, asked, arrays=chunk, place=place, read=read)
 
-    def _value(self, method: str, header: dict[str, Any] | None = None, blobs: Sequence[bytes] = ()) -> Any:
-        return self._ask(method, header, blobs=blobs).header["value"]
+    # ---- answers, which are a `LineError` if they are anything else
+
+    def _observation_of(self, count: int) -> Callable[[Message], Observation]:
+        """Return what reads the observation of so many slots."""
+        return lambda answer: self._fitting(self._results.observation(answer), count)
+
+    def _step_of(self, count: int) -> Callable[[Message], StepResult]:
+        """Return what reads the result of a chunk of so many slots."""
+
+        def read(answer: Message) -> StepResult:
+            result = self._results.step(answer)
+            for name, kind in (("rewards", "f"), ("success", "b")):
+                fitting(name, getattr(result, name), kind, (count, self.chunk_size))
+            for name, kind in (("terminated", "b"), ("truncated", "b"), ("steps", "iu"), ("lost", "b")):
+                fitting(name, getattr(result, name), kind, (count,))
+            for each in (result.observation, result.final_observation):
+                self._fitting(each, count)
+            return result
+
+        return read
+
+    def _fitting(self, observation: Observation, count: int) -> Observation:
+        """Check the sizes of an observation of so many slots."""
+        spec = self.spec
+        for name, array, kind, shape in (
+            ("proprio", observation.proprio, "f", (spec.proprio_dim,)),
+            ("images", observation.images, "u", (spec.num_images, *spec.image_size, 3)),
+        ):
+            if array is not None:
+                fitting(name, array, kind, (count, *shape))
+            elif math.prod(shape):
+                raise ValueError(f"there are no {name}")
+        if len(observation.task_descriptions) != count:
+            raise ValueError(f"{len(observation.task_descriptions)} task descriptions of {count} envs")
+        return observation
+
+    def _slots_of(self, answer: Message) -> list[int]:
+        return self._slots(answer.header["value"])
+
+    def _slots(self, numbers: Any) -> list[int]:
+        if not all(type(number) is int and 0 <= number < self.num_envs for number in numbers):
+            raise ValueError(f"envs {numbers!r} of {self.num_envs}")
+        return list(numbers)
 
     def _ask(
         self,
@@ -189,14 +266,16 @@ class RemoteManager:
         blobs: Sequence[bytes] = (),
         place: Place = own_memory,
         rounds: int = 1,
-    ) -> Message:
-        """Call a method of the other side's manager; returns the answer.
+        read: Callable[[Message], T],
+    ) -> T:
+        """Call a method of the other side's manager; returns what `read` makes of the answer.
 
         Args:
             method: its name.
             header, arrays, blobs: its arguments.
             place: memory for arrays of the answer.
             rounds: times that a simulator may take its longest.
+            read: may raise any error of a wrong type, name or size.
         """
         if self._closed:
             raise RuntimeError("this RemoteManager is closed")
@@ -207,17 +286,23 @@ class RemoteManager:
             Message({"method": method, **(header or {})}, arrays or {}, blobs).send(self._line, timeout_s=timeout_s)
             answer = Message.receive(self._line, timeout_s=timeout_s, place=place)
             while (more_s := answer.header.get("more_s")) is not None:  # it replaces a process that died
-                answer = Message.receive(self._line, timeout_s=more_s + SLACK_S, place=place)
+                with understood("the answer"):
+                    longest_s = seconds(more_s) + SLACK_S
+                answer = Message.receive(self._line, timeout_s=longest_s, place=place)
+            with understood("the answer"):
+                failure = error_of(answer.header["error"], self.address.host) if "error" in answer.header else None
+                found = read(answer) if failure is None else None
         except LineError as error:
+            self._line.interrupt()
             raise type(error)(f"the simulators at {self.address} failed in {method!r}: {error}") from None
         except BaseException:
             # The answer that is still to come would be taken for that of the next call.
             self._line.interrupt()
             raise
         self._offloaded = method == "offload" or (self._offloaded and method in _WITHOUT_PROCESSES)
-        if "error" in answer.header:
-            raise error_of(answer.header["error"], self.address.host)
-        return answer
+        if failure is not None:
+            raise failure
+        return cast("T", found)
 
     def _telling(self, slots: Sequence[int], episodes: Sequence[EpisodeSpec | None]) -> list[Any]:
         """Return episodes for a message: their fields, None for none, True for one that the host has."""
@@ -229,6 +314,55 @@ class RemoteManager:
             told.append(True if known else None if episode is None else _fields(episode))
             self._told[slot] = episode
         return told
+
+
+LONGEST_S = 86400.0
+"""Longest deadline that a host may ask for [s]."""
+
+
+def nothing(answer: Message) -> None:
+    """Read nothing of an answer."""
+
+
+def seconds(value: Any) -> float:
+    """Return a number of seconds."""
+    if isinstance(value, bool) or not 0.0 <= float(value) <= LONGEST_S:
+        raise ValueError(f"{value!r} seconds")
+    return float(value)
+
+
+def positive(value: Any) -> int:
+    """Return a count of at least 1."""
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def fitting(name: str, array: NDArray[Any], kinds: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
+    """Return an array of some kinds of numbers and a shape; None: any size."""
+    fits = array.ndim == len(shape) and all(
+        want in (None, size) for want, size in zip(shape, array.shape, strict=False)
+    )
+    if array.dtype.kind not in kinds or not fits:
+        raise ValueError(f"{name} are {array.dtype} {array.shape}, expected {shape}")
+    return array
+
+
+def described(plain: Any) -> SimulatorSpec:
+    """Return the spec that a host describes."""
+    spec = SimulatorSpec.from_plain(plain)
+    texts = [*spec.tasks.keys(), *spec.tasks.values(), *spec.cameras, *(field.name for field in spec.actions)]
+    counts = [spec.proprio_dim, spec.max_episode_steps, spec.frames, *spec.image_size]
+    numbers = [spec.control_frequency, *(limit for field in spec.actions for limit in (*field.low, *field.high))]
+    if (
+        not all(isinstance(text, str) for text in texts)
+        or not all(type(count) is int and count >= 0 for count in counts)
+        or not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+        or len(spec.image_size) != 2
+        or not (spec.tasks and spec.actions)
+    ):
+        raise ValueError(f"{spec} describes no simulator")
+    return spec
 
 
 def _fields(episode: EpisodeSpec) -> dict[str, Any]:

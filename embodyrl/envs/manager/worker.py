@@ -18,7 +18,7 @@ from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.base import WrongResult, described, wrong_images, wrong_proprio
 from embodyrl.envs.images import rendering_seconds
 from embodyrl.envs.manager.frames import Frames
-from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, Layout, Segment
+from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, RESULTS, Layout, Segment
 from embodyrl.envs.renderers import renderer_names
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator, SimulatorSpec, nothing_executed
 from embodyrl.placement.plan import WorkerSpec
@@ -26,8 +26,6 @@ from embodyrl.registry import SIMULATORS
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_RESULTS = ("rewards", "success", "terminated", "truncated", "steps")
 
 
 def _serving(method: Callable[Concatenate[EnvWorker, P], T]) -> Callable[Concatenate[EnvWorker, P], T]:
@@ -66,6 +64,9 @@ class EnvWorker:
         self._slots = spec.slots
         self.first_slot = spec.slots.start
         self._all = range(len(spec.slots))
+        if config.name in SIMULATORS and SIMULATORS.entry(config.name).time_limit is None:
+            # A simulator whose tasks have no limits of their own need not know of `auto` and null.
+            config = dataclasses.replace(config, max_episode_steps=config.time_limit)
         self._simulator: Simulator = SIMULATORS.load(config.name)(config, len(spec.slots))
         self._frame_count = config.frames
         self._frames = Frames(config.frames) if config.frames > 1 else None
@@ -242,8 +243,9 @@ class EnvWorker:
     def _write_result(self, slots: Sequence[int], result: ChunkResult) -> None:
         if not isinstance(result, ChunkResult):
             raise WrongResult(slots, f"it returned {type(result).__name__}, want an embodyrl.envs.ChunkResult")
-        for name in _RESULTS:
-            self._write(name, slots, getattr(result, name))
+        known = np.ones(len(slots), np.bool_) if result.success_known is None else result.success_known
+        for name in RESULTS:
+            self._write(name, slots, known if name == "success_known" else getattr(result, name))
 
     def _write_observation(self, prefix: str, slots: Sequence[int], observation: Observation) -> None:
         if not isinstance(observation, Observation):
@@ -328,16 +330,18 @@ def step_singly(simulator: Simulator, slots: Sequence[int], actions: NDArray[np.
         look: see `Look`. Slots whose episode has ended execute nothing more and are not passed to it again.
     """
     batch, chunk = actions.shape[:2]
-    result = nothing_executed(batch, chunk)
+    result, known = nothing_executed(batch, chunk), np.ones(batch, np.bool_)
     rows = list(range(batch))
     for number in range(chunk):
         single = simulator.step_chunk([slots[row] for row in rows], actions[rows, number : number + 1])
         result.rewards[rows, number], result.success[rows, number] = single.rewards[:, 0], single.success[:, 0]
         result.terminated[rows], result.truncated[rows] = single.terminated, single.truncated
         result.steps[rows] += single.steps
+        if single.success_known is not None:
+            known[rows] = single.success_known
         look(number, rows, single.observation)
         rows = [row for row in rows if not (result.terminated[row] or result.truncated[row])]
         if not rows:
             break
-    result.observation = simulator.observe(slots)
+    result.observation, result.success_known = simulator.observe(slots), known
     return result

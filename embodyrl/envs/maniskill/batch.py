@@ -51,6 +51,8 @@ class Outcome(NamedTuple):
     """`[N]`: the task's success condition holds now."""
     failed: NDArray[np.bool_]
     """`[N]`: the task reports a failure that cannot be undone."""
+    says_success: bool = True
+    """Whether the task has a success condition."""
 
 
 class Scenes(Protocol):
@@ -138,7 +140,7 @@ class ManiSkillScenes:
             nothing = torch.zeros(self.count, device=self._env.device)
             columns = [reward, info.get("success", nothing), info.get("fail", nothing)]
             rewards, success, failed = torch.stack([column.float() for column in columns]).cpu().numpy()
-        return Outcome(rewards, success > 0, failed > 0)
+        return Outcome(rewards, success > 0, failed > 0, "success" in info)
 
     def proprio(self) -> NDArray[np.float32]:
         """See `Scenes`."""
@@ -370,11 +372,12 @@ class ManiSkillBatch:
         self, active: NDArray[np.int64], rows: NDArray[np.int64], index: int, result: ChunkResult
     ) -> NDArray[np.int64]:
         """Execute action `index` of the chunk in the `active` slots; returns those whose episode ended."""
-        rewards, success, failed = self._scenes.step(self._held)
+        rewards, success, failed, says_success = self._scenes.step(self._held)
         self._steps[active] += 1
         self._proprio[active] = self._scenes.proprio()[active]
         result.rewards[rows, index], result.success[rows, index] = rewards[active], success[active]
         result.steps[rows] += 1
+        result.success_known = np.full(len(result.steps), says_success)
         self._check_finite(active, rewards)
         terminated = (failed | (success & self._end_at_success))[active]
         truncated = ~terminated & (self._steps[active] >= self.spec.max_episode_steps)

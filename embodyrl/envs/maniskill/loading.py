@@ -20,7 +20,7 @@ import numpy as np
 from embodyrl.envs.base import RenderError
 from embodyrl.envs.maniskill.tasks import DRIVER_REMEDY, assets_missing, task_description
 from embodyrl.envs.options import Driver, ManiSkillConfig, RewardMode, Sim
-from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
+from embodyrl.envs.types import MOST_ACTION, ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.placement.startup_lock import one_at_a_time
 
@@ -249,7 +249,7 @@ def specification(
         tasks=tasks,
         actions=actions,
         proprio_dim=proprio_dim,
-        max_episode_steps=config.max_episode_steps,
+        max_episode_steps=config.time_limit,
         control_frequency=control_frequency,
         cameras=tuple(config.cameras),
         image_size=(config.image_size[0], config.image_size[1]) if config.cameras else (0, 0),
@@ -316,12 +316,12 @@ def action_fields(env: Any, task: str) -> tuple[ActionField, ...]:
         raise UserError(f"the ManiSkill task {task!r} has several robots, which is not supported: choose another task")
     controller = env.agent.controller
     parts = controller.controllers if isinstance(controller, CombinedController) else {"robot": controller}
-    fields = [field for name, part in parts.items() for field in _controller_fields(name, part)]
-    if not all(np.isfinite([*field.low, *field.high]).all() for field in fields):
+    ends = [end for part in parts.values() for end in (part.single_action_space.low, part.single_action_space.high)]
+    if not all((np.abs(end) <= MOST_ACTION).all() for end in ends):
         raise UserError(
             f"env.control_mode {env.agent.control_mode!r} has actions without limits for {task!r}: choose another one"
         )
-    return tuple(fields)
+    return tuple(field for name, part in parts.items() for field in _controller_fields(name, part))
 
 
 def _controller_fields(name: str, controller: Any) -> list[ActionField]:

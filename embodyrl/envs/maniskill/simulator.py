@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.config.schema import AUTO
 from embodyrl.envs.base import RenderError, Slot, SlotSimulator, Transition, check_task_list, check_tasks
 from embodyrl.envs.maniskill import loading
 from embodyrl.envs.maniskill.batch import ManiSkillBatch
 from embodyrl.envs.maniskill.loading import action_fields, description_of, specification, start_of
-from embodyrl.envs.maniskill.tasks import task_description
+from embodyrl.envs.maniskill.tasks import limit_of, task_description
 from embodyrl.envs.options import Driver, ManiSkillConfig, Proprio, Sim
 from embodyrl.envs.types import EpisodeSpec, Simulator
 from embodyrl.errors import UserError
@@ -81,6 +82,7 @@ class ManiSkillSlot(Slot):
         self._task, self._config = task, config
         self._robot_only = config.proprio is Proprio.robot
         self._env = loading.build(task, config)
+        self.time_limit = limit_of(task) if config.max_episode_steps == AUTO else None
         self.fields = action_fields(self._env, task)
         self.task_description = description_of(self._env, task)
         self.control_frequency = float(self._env.control_freq)
@@ -100,9 +102,9 @@ class ManiSkillSlot(Slot):
         """Execute `action [D]`."""
         with self._torch.inference_mode():
             self._observation, reward, _, _, info = self._env.step(self._torch.from_numpy(action))
-        success = bool(info["success"]) if "success" in info else False
+        success = bool(info["success"]) if "success" in info else None
         failed = bool(info["fail"]) if "fail" in info else False
-        return Transition(float(reward), failed or (success and self._config.end_at_success), success)
+        return Transition(float(reward), failed or (bool(success) and self._config.end_at_success), success)
 
     def observe(self) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32]]:
         """Return images `[V, H, W, 3]`, or None without cameras, and proprio `[S]`."""

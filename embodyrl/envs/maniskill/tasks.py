@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.schema import Config
+from embodyrl.config.schema import MOST_EPISODE_STEPS, Config
 from embodyrl.envs.options import Driver, Sim
 from embodyrl.placement.graphics import VULKAN, RenderingCheck, graphics_variables
 from embodyrl.placement.plan import Inventory, inventory
@@ -103,9 +103,26 @@ def known_tasks() -> list[str]:
     return sorted({*_registered(), *(registration.REGISTERED_ENVS if registration else ())})
 
 
+def limit_of(task: str) -> int | None:
+    """Return the time limit that `task` is registered with [control steps], `MOST_EPISODE_STEPS` if with none; None if
+    that is unknown before ManiSkill is imported."""
+    registration = sys.modules.get("mani_skill.utils.registration")
+    if registration and task in registration.REGISTERED_ENVS:
+        return registration.REGISTERED_ENVS[task].max_episode_steps or MOST_EPISODE_STEPS
+    return _registered()[task].max_episode_steps if task in _registered() else None
+
+
+def time_limit(env: Any) -> int | None:
+    """Return the longest of the tasks' own time limits; None if that is unknown before ManiSkill is imported."""
+    if SIMULATORS.entry("maniskill").missing():
+        return None
+    limits = [limit_of(task) for task in env.tasks]
+    return max((limit for limit in limits if limit is not None), default=None) if None not in limits else None
+
+
 def assets_of(task: str) -> list[str]:
     """Return the names of the downloads that `task` needs; an unknown task needs none."""
-    names = _registered().get(task, [])
+    names = _registered()[task].assets if task in _registered() else []
     return names + [ROBOT_ASSETS[name] for name in names if name in ROBOT_ASSETS]
 
 
@@ -137,10 +154,19 @@ def assets_report() -> tuple[str, str]:
     return found, remedy if names else ""
 
 
+class _Registration(NamedTuple):
+    """What a decorator in ManiSkill's files says of a task."""
+
+    assets: list[str]
+    """`asset_download_ids`"""
+    max_episode_steps: int | None
+    """None: it does not say so literally."""
+
+
 @cache
-def _registered() -> dict[str, list[str]]:
-    """Task -> its `asset_download_ids`, from the decorators in ManiSkill's files."""
-    found: dict[str, list[str]] = {}
+def _registered() -> dict[str, _Registration]:
+    """Task -> what it is registered with, from the decorators in ManiSkill's files."""
+    found: dict[str, _Registration] = {}
     for path in sorted((_package() / "envs/tasks").rglob("*.py")):
         text = path.read_text()
         if "@register_env" in text:
@@ -148,12 +174,14 @@ def _registered() -> dict[str, list[str]]:
     return found
 
 
-def _decorated(module: ast.Module) -> Iterator[tuple[str, list[str]]]:
+def _decorated(module: ast.Module) -> Iterator[tuple[str, _Registration]]:
     for node in ast.walk(module):
         if isinstance(node, ast.ClassDef):
             for call in node.decorator_list:
                 if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "register_env":
-                    yield ast.literal_eval(call.args[0]), _literal_keyword(call, "asset_download_ids") or []
+                    assets = _literal_keyword(call, "asset_download_ids") or []
+                    limit = _literal_keyword(call, "max_episode_steps")
+                    yield ast.literal_eval(call.args[0]), _Registration(assets, limit)
 
 
 @cache

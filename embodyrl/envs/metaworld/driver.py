@@ -8,7 +8,7 @@ Observations, rewards and success are those of MetaWorld bit for bit (`tests/env
   its dispatch over array libraries.
 - Contacts between fingers and object are found in arrays, not one by one.
 - Target sites are not moved after a step, because the `mj_forward` that follows restores their position in the model.
-- MetaWorld resets twice, and each time simulates 250 substeps to bring the hand to its start. The first reset only has
+- MetaWorld resets twice, and each time simulates 250 substeps to move the arm to its start. The first reset only has
   to lay out the model, so it simulates nothing; the second restores the cached result of the same model and state.
 """
 
@@ -46,7 +46,7 @@ TASK = "task."
 """Prefix of the names of a snapshot's arrays that are attributes of the environment."""
 
 HAND_UP = np.array([1, 0, 1, 0])
-"""Orientation of the mocap body that pulls the hand [quaternion, not normalised, as in MetaWorld]."""
+"""Orientation of the mocap body that pulls the end effector [quaternion, not normalised, as in MetaWorld]."""
 
 
 def make(task: str) -> Any:
@@ -230,7 +230,7 @@ class _Driver:
         return observation, reward, info
 
     def _get_curr_obs_combined_no_goal(self) -> NDArray[np.float64]:
-        """Return hand position, gripper opening, and the poses of up to two objects `[18]`."""
+        """Return end-effector position, gripper opening, and the poses of up to two objects `[18]`."""
         env: Any = self
         current = np.zeros(18)
         current[:3] = self.get_body_com("hand")
@@ -244,7 +244,7 @@ class _Driver:
         return current
 
     def _reset_hand(self, steps: int = 50) -> None:
-        """Move the hand to its start by simulating `steps`, or by restoring the cached result."""
+        """Move the end effector to its start by simulating `steps`, or by restoring the cached result."""
         env: Any = self
         if self.layout_only:
             env.init_tcp = self.tcp_center

@@ -1,10 +1,10 @@
 """MetaWorld 3: 50 tabletop tasks of a Sawyer arm, simulated by MuJoCo on the CPU.
 
-Observations are MetaWorld's 39 numbers: hand and object poses now (18) and one step ago (18), then the goal (3). With
-`proprio: robot` they are the first 4 of them, hand position [m] and gripper opening (0 .. 1). Images are those of
+Observations are MetaWorld's 39 numbers: poses of end effector and objects now (18), a step ago (18), the goal (3). With
+`proprio: robot` they are the first 4, end-effector position [m] and gripper opening (0 .. 1). Images are those of
 MetaWorld's own cameras, turned the right way up.
 
-Actions are 4 numbers in -1 .. 1: the hand's displacement in x, y, z (1 is 1 cm per step) and the gripper (-1 opens).
+Actions are 4 numbers in -1 .. 1: end-effector displacement in x, y, z (1 is 1 cm per step) and the gripper (-1 opens).
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_task_list, check_tasks
-from embodyrl.envs.metaworld.tasks import CAMERAS, PROPRIO_DIM, TASKS, control_frequency, known_cameras, known_tasks
+from embodyrl.envs.metaworld.tasks import (
+    CAMERAS,
+    PROPRIO_DIM,
+    STEP_LIMIT,
+    TASKS,
+    control_frequency,
+    known_cameras,
+    known_tasks,
+    time_limit,
+)
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import Renderer, Renderers
 from embodyrl.envs.options import Driver, MetaWorldConfig
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
-
-STEP_LIMIT = 500
-"""Longest episode that MetaWorld allows [steps]."""
 
 SHOWN_SITES = (1, 1, 1, 0, 0, 0)
 """Groups of sites that MuJoCo renders by default, MetaWorld's goals among them."""
@@ -50,12 +56,12 @@ class MetaWorld(SlotSimulator):
         check_task_list(config.tasks, "metaworld")
         check_tasks(config.tasks, known_tasks(), "metaworld")
         check_cameras(config.cameras, known_cameras(), "metaworld")
-        if config.max_episode_steps * config.action_repeat + config.settle_steps > STEP_LIMIT:
+        if config.time_limit > time_limit(config):
             times = f" x env.action_repeat = {config.action_repeat}" if config.action_repeat > 1 else ""
             before = f", after env.settle_steps = {config.settle_steps}" if config.settle_steps else ""
             raise UserError(
-                f"env.max_episode_steps is {config.max_episode_steps}{times}{before}, but MetaWorld ends its episodes "
-                f"at {STEP_LIMIT} steps: set at most {(STEP_LIMIT - config.settle_steps) // config.action_repeat}"
+                f"env.max_episode_steps is {config.max_episode_steps or 'null'}{times}{before}, but MetaWorld ends its "
+                f"episodes at {STEP_LIMIT} steps: set at most {time_limit(config)}, or auto"
             )
         height, width = config.image_size
         if config.cameras:
@@ -79,7 +85,7 @@ class MetaWorld(SlotSimulator):
                 tasks={task: TASKS[task] for task in config.tasks},
                 actions=(arm, gripper),
                 proprio_dim=PROPRIO_DIM[config.proprio],
-                max_episode_steps=config.max_episode_steps,
+                max_episode_steps=config.time_limit,
                 control_frequency=control_frequency(config),
                 cameras=tuple(config.cameras),
                 image_size=(height, width) if config.cameras else (0, 0),
@@ -146,7 +152,7 @@ class MetaWorldSlot(Slot):
     def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
         """Continue from a snapshot of `episode`."""
         if self._config.driver is Driver.upstream:
-            raise ValueError("it was saved with env.driver = 'fast', and env.driver = 'upstream' cannot go on from it")
+            raise ValueError("it was saved with env.driver = 'fast', and env.driver = 'upstream' cannot restore it")
         observation = snapshot[OBSERVATION]
         self._driver.restore(self._env, {name: array for name, array in snapshot.items() if name != OBSERVATION})
         self._observation = observation.copy()

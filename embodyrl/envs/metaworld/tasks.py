@@ -74,7 +74,11 @@ PROPRIO_DIM = {Proprio.full: 39, Proprio.robot: 4}
 """Size of the state (S), by `env.proprio`."""
 
 ACTION_DIM = 4
-"""Size of an action (D): displacement of the hand (3), and the gripper."""
+"""Size of an action (D): displacement of the end effector (3), and the gripper."""
+
+
+STEP_LIMIT = 500
+"""Longest episode that MetaWorld allows [steps]."""
 
 
 STEPS_PER_S = 80.0
@@ -94,6 +98,11 @@ def action_dim(env: MetaWorldConfig) -> int:
 def control_frequency(env: MetaWorldConfig) -> float:
     """Return the control steps per second [Hz]."""
     return STEPS_PER_S / env.action_repeat
+
+
+def time_limit(env: MetaWorldConfig) -> int:
+    """Return the most actions of an episode."""
+    return (STEP_LIMIT - env.settle_steps) // env.action_repeat
 
 
 def task_description(task: str) -> str:

@@ -20,7 +20,7 @@ MOVED = ("body_pos", "body_quat", "site_pos", "site_quat", "site_rgba", "geom_rg
 
 
 def save(model: Any, data: Any) -> dict[str, NDArray[Any]]:
-    """Return everything that decides how the simulation of `data`, a `mujoco.MjData`, goes on, as copies."""
+    """Return everything that decides how the simulation of `data`, a `mujoco.MjData`, continues, as copies."""
     state = np.empty(_mujoco().mj_stateSize(model, _whole()))
     _mujoco().mj_getState(model, data, state, _whole())
     views = _views(model, data)

@@ -38,7 +38,7 @@ FORBIDDING = ("disable", "disabled", "off", "false", "0")
 """Values of MUJOCO_GL that forbid rendering."""
 
 REMEDY = (
-    "install OSMesa or EGL (Debian and Ubuntu: apt install libosmesa6 or libegl1; a GPU's driver brings EGL along), "
+    "install OSMesa or EGL (Debian and Ubuntu: apt install libosmesa6 or libegl1; a GPU's driver includes EGL), "
     "and leave MUJOCO_GL unset or set it to osmesa or egl"
 )
 

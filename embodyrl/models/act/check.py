@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import action_dim, state_dim
+from embodyrl.config.rules import action_dim, environment_state, state_dim
 from embodyrl.config.schema import Config
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.act.checkpoint import CheckpointFiles, Scales, scratch_files_of
-from embodyrl.models.act.config import ACTConfig, Architecture
+from embodyrl.models.act.config import ENVIRONMENT, ACTConfig, Architecture
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.vla.cameras import ABSENT, check_each_once, check_there, choose_cameras
-from embodyrl.models.vla.config import StateInput, check_robot
+from embodyrl.models.vla.config import StateInput, check_robot, note_executed
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
     """Yield an issue for each fault of a config of ACT."""
     model = config.model
     assert isinstance(model, ACTConfig)
-    yield from check_there(config)
+    if model.checkpoint is not None and Path(model.checkpoint).is_dir():
+        yield from _check_folder(config, model, Path(model.checkpoint))
+        return
+    if environment_state(config) == (0, 0):  # else that may be all that it reads
+        yield from check_there(config)
     if model.checkpoint is None:
         yield from _check_scratch(config, model)
-    elif Path(model.checkpoint).is_dir():
-        yield from _check_folder(config, model, Path(model.checkpoint))
 
 
 def notes(config: Config) -> Iterator[str]:
     """Yield a text if the checkpoint was meant to execute its chunks otherwise than the config does."""
-    model, chunk = config.model, config.rollout.chunk_size
+    model = config.model
     assert isinstance(model, ACTConfig)
     if model.checkpoint is None or not Path(model.checkpoint).is_dir():
         return
@@ -40,11 +43,8 @@ def notes(config: Config) -> Iterator[str]:
             f"the checkpoint was evaluated with temporal ensembling (temporal_ensemble_coeff {coefficient}); to do so "
             f"here: embodyrl eval with rollout.chunk_size={settings['chunk_size']} eval.ensemble={coefficient}"
         )
-    elif coefficient is None and chunk != executed:
-        yield (
-            f"the checkpoint was evaluated with {executed} actions per chunk (n_action_steps), here there are "
-            f"rollout.chunk_size = {chunk}"
-        )
+    elif coefficient is None:
+        yield from note_executed(config, executed)
 
 
 def _check_scratch(config: Config, model: ACTConfig) -> Iterator[ConfigIssue]:
@@ -64,7 +64,7 @@ def _check_scratch(config: Config, model: ACTConfig) -> Iterator[ConfigIssue]:
         except PolicyError as error:
             yield error.issue("model.statistics")
         else:
-            yield from _other_robot(scales, model, proprio, acting)
+            yield from _other_robot(scales, model, proprio, acting, None)
 
 
 def _check_folder(config: Config, model: ACTConfig, folder: Path) -> Iterator[ConfigIssue]:
@@ -74,10 +74,7 @@ def _check_folder(config: Config, model: ACTConfig, folder: Path) -> Iterator[Co
     except PolicyError as error:
         yield error.issue("model.checkpoint")
         return
-    try:
-        choose_cameras(model.cameras, config.env.cameras, sizes.images)
-    except PolicyError as error:
-        yield ConfigIssue("model.cameras", str(error))
+    yield from _check_cameras(config, model, sizes)
     if ABSENT in model.cameras:
         yield ConfigIssue(
             "model.cameras",
@@ -92,7 +89,45 @@ def _check_folder(config: Config, model: ACTConfig, folder: Path) -> Iterator[Co
         return
     size = config.env.image_size
     yield from _misfits(sizes, config.rollout.chunk_size, (size[0], size[-1]))
-    yield from _other_robot(scales, model, state_dim(config), action_dim(config))
+    yield from _other_robot(scales, model, state_dim(config), action_dim(config), environment_state(config))
+
+
+def _check_cameras(config: Config, model: ACTConfig, sizes: Architecture) -> Iterator[ConfigIssue]:
+    """Yield an issue if the checkpoint's images are not those of the cameras."""
+    if not sizes.images:
+        if config.env.cameras:
+            yield ConfigIssue(
+                "env.cameras", "the checkpoint reads no images, and env.cameras is not empty", "set env.cameras to []"
+            )
+        return
+    yield from check_there(config)
+    try:
+        choose_cameras(model.cameras, config.env.cameras, sizes.images)
+    except PolicyError as error:
+        yield ConfigIssue("model.cameras", str(error))
+
+
+class StateParts(NamedTuple):
+    """Which numbers of the state observation a model reads as what."""
+
+    size: int
+    """Numbers in the state observation."""
+    robot: Sequence[int]
+    """Those of the robot's state."""
+    environment: Sequence[int]
+    """Those of the environment's state; none if the model does not read it separately."""
+
+
+def state_parts(sizes: Architecture, simulator: SimulatorSpec | None) -> StateParts:
+    """Return the parts of a simulator's state observation; without a simulator the robot's numbers are followed by the
+    environment's, as many as the network reads."""
+    if simulator is None:
+        first, size = sizes.state_dim, sizes.state_dim + sizes.environment_dim
+        return StateParts(size, range(first), range(first, size))
+    size, environment = simulator.proprio_dim, range(*simulator.environment_state)
+    if not sizes.environment_dim:
+        return StateParts(size, range(size), ())
+    return StateParts(size, [number for number in range(size) if number not in environment], environment)
 
 
 def misfits(
@@ -107,10 +142,10 @@ def misfits(
         chunk: actions that are executed.
         simulator: the simulator's spec; None: not known.
     """
-    there = simulator is not None and len(simulator.cameras) > 0
+    there = simulator is not None and len(simulator.cameras) > 0 and len(sizes.images) > 0
     yield from _misfits(sizes, chunk, simulator.image_size if simulator is not None and there else None)
     if simulator is not None:
-        yield from _other_robot(scales, model, simulator.proprio_dim, simulator.action_dim)
+        yield from _other_robot(scales, model, simulator.proprio_dim, simulator.action_dim, simulator.environment_state)
 
 
 def _misfits(sizes: Architecture, chunk: int, shown: tuple[int, int] | None) -> Iterator[ConfigIssue]:
@@ -121,7 +156,7 @@ def _misfits(sizes: Architecture, chunk: int, shown: tuple[int, int] | None) -> 
             f"rollout.chunk_size = {chunk}, but the checkpoint gives {sizes.horizon} actions at once",
             f"set rollout.chunk_size to {sizes.horizon} or less",
         )
-    if shown is not None and shown != sizes.image_size:
+    if shown is not None and sizes.images and shown != sizes.image_size:
         height, width = sizes.image_size
         yield ConfigIssue(
             "env.image_size",
@@ -131,8 +166,21 @@ def _misfits(sizes: Architecture, chunk: int, shown: tuple[int, int] | None) -> 
         )
 
 
-def _other_robot(scales: Scales, model: ACTConfig, proprio: int | None, acting: int | None) -> Iterator[ConfigIssue]:
-    """Yield an issue for each size of a robot that is not the simulator's."""
+def _other_robot(
+    scales: Scales, model: ACTConfig, proprio: int | None, acting: int | None, environment: tuple[int, int] | None
+) -> Iterator[ConfigIssue]:
+    """Yield an issue for each size of a robot, or of the environment's state, that is not the simulator's."""
+    if scales.environment is not None and environment is not None:
+        size, offered = len(scales.environment), environment[1] - environment[0]
+        if size != offered:
+            yield ConfigIssue(
+                "model.checkpoint",
+                f"the checkpoint reads {ENVIRONMENT} of {size} numbers, the simulator observes {offered or 'none'}",
+                "choose observations that have it (env.kwargs; env.environment_state names it among the entries of a "
+                "Dict), or a checkpoint without",
+            )
+            return
+        proprio = None if proprio is None else proprio - offered
     rows = [("actions", scales.actions, acting, "its matching controller")]
     if model.state is StateInput.token and scales.states is not None:
         rows.append(("states", scales.states, proprio, "other states with env.proprio, or set model.state to none"))

@@ -17,7 +17,7 @@ import numpy as np
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import unit_range
-from embodyrl.models.act.config import DEFAULTS, ACTConfig, Architecture
+from embodyrl.models.act.config import DEFAULTS, ENV, ENVIRONMENT, ACTConfig, Architecture
 from embodyrl.models.lerobot import (
     ACTION,
     BUFFERS,
@@ -48,7 +48,9 @@ class Scales:
     images: tuple[Scale, ...]
     """Of the three colours of each image."""
     states: Scale | None
-    """None: the model reads no states."""
+    """Of the robot's; None: the model reads none."""
+    environment: Scale | None
+    """Of the environment's state; None: the model reads none."""
     actions: Scale
 
 
@@ -91,6 +93,7 @@ class CheckpointFiles(LerobotFiles):
         return Scales(
             images=tuple(found.scale(name, VISION) for name in sizes.images),
             states=found.scale(STATE, "STATE") if sizes.state_dim else None,
+            environment=found.scale(ENVIRONMENT, ENV) if sizes.environment_dim else None,
             actions=found.scale(ACTION, "ACTION"),
         )
 
@@ -123,12 +126,13 @@ def scratch_files(config: ACTConfig, simulator: SimulatorSpec | None, chunk_size
     }
     shapes = {f"observation.images.{camera}": [3, *simulator.image_size] for camera in simulator.cameras}
     centre, half_width = unit_range(simulator)
-    states = simulator.proprio_dim
+    first, end = simulator.environment_state
+    states = simulator.proprio_dim - (end - first)
     numbers: dict[str, Any] = {
         STATE: {"mean": [0.0] * states, "std": [1.0] * states},
         ACTION: {"mean": np.asarray(centre).tolist(), "std": np.asarray(half_width).tolist()},
     }
-    files = _files(_description(own, shapes, states, simulator.action_dim), numbers)
+    files = _files(_description(own, shapes, states, simulator.action_dim, end - first), numbers)
     return files if config.statistics is None else files.with_statistics(config.statistics)
 
 
@@ -145,9 +149,13 @@ def published_files() -> CheckpointFiles:
     return _files(_description({}, {"observation.images.top": [3, 480, 640]}, 14, 14), numbers)
 
 
-def _description(own: Mapping[str, Any], images: Mapping[str, list[int]], state: int, action: int) -> Mapping[str, Any]:
+def _description(
+    own: Mapping[str, Any], images: Mapping[str, list[int]], state: int, action: int, environment: int = 0
+) -> Mapping[str, Any]:
     """Return the config.json of a new policy, with LeRobot's settings where they are not given."""
     read = {STATE: {"type": "STATE", "shape": [state]}} if state else {}
+    if environment:
+        read[ENVIRONMENT] = {"type": ENV, "shape": [environment]}
     seen = {name: {"type": VISION, "shape": shape} for name, shape in images.items()}
     return {
         **DEFAULTS,

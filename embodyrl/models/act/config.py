@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from embodyrl.config.schema import ModelConfig, setting
+from embodyrl.config.schema import WIDEST_LAYER, ModelConfig, setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.lerobot import ACTION, STATE, VISION, section
+from embodyrl.models.vla.checkpoint import check_whole
 from embodyrl.models.vla.config import StateInput
+from embodyrl.screen import counted
 
 
 class Backbone(StrEnum):
@@ -72,7 +74,7 @@ class ACTConfig(ModelConfig):
     """Start value of the exploration noise's log standard deviation, which is learned, in normalised actions."""
     detach_critic: bool = setting(True)
     """Train only the critic with the value loss, not the network that it reads."""
-    value_sizes: list[int] = setting([256, 256], low=1)
+    value_sizes: list[int] = setting([256, 256], low=1, high=WIDEST_LAYER)
     """Widths of the critic's hidden layers."""
     scratch: ScratchConfig = field(default_factory=ScratchConfig)
     """Shape of the model where `checkpoint` is null."""
@@ -104,7 +106,8 @@ DEFAULTS: Mapping[str, Any] = {
     "normalization_mapping": {"VISUAL": "MEAN_STD", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
 }
 """What LeRobot takes for entries that a config.json does not have; `backbone_width` is ours, for thinner ResNets."""
-ENVIRONMENT = "observation.environment_state"
+ENVIRONMENT, ENV = "observation.environment_state", "ENV"
+"""Name and kind of the input that is the state of the environment and not of the robot."""
 BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
 """Blocks of each of a ResNet's four stages."""
 KNOWN: Mapping[str, tuple[Any, ...]] = {
@@ -142,10 +145,12 @@ class Architecture:
     """`D`"""
     state_dim: int
     """`S`; 0: the model reads no state."""
+    environment_dim: int
+    """`U`, numbers of the environment's state; 0: the model reads none."""
     images: tuple[str, ...]
-    """Names of the images, in their order."""
+    """Names of the images, in their order; without any, it reads the environment's state."""
     image_size: tuple[int, int]
-    """Height and width of each [pixels]."""
+    """Height and width of each [pixels]; 0 without images."""
     dropout: float
     kl_weight: float
 
@@ -162,15 +167,15 @@ class Architecture:
             )
         _refuse(config)
         inputs, outputs = section(config, "input_features"), section(config, "output_features")
-        if ENVIRONMENT in inputs:
-            raise PolicyError(
-                f"config.json: the model reads {ENVIRONMENT}, which no simulator here has: take a checkpoint without"
-            )
-        images = {name: feature for name, feature in inputs.items() if _kind(name, feature) == VISION}
-        if not images:
-            raise _damaged("input_features", list(inputs), "an image (type VISUAL) among them")
+        kinds = {name: _kind(name, feature) for name, feature in inputs.items()}
+        images = {name: inputs[name] for name, kind in kinds.items() if kind == VISION}
+        environment = [name for name, kind in kinds.items() if kind == ENV]
+        if environment not in ([], [ENVIRONMENT]):
+            raise _damaged("input_features", list(inputs), f"no other one of type {ENV} than {ENVIRONMENT}")
+        if not images and not environment:
+            raise _damaged("input_features", list(inputs), f"an image (type VISUAL) or {ENVIRONMENT} among them")
         sizes = {name: _shape(name, feature, 3)[1:] for name, feature in images.items()}
-        first = next(iter(sizes.values()))
+        first = next(iter(sizes.values()), (0, 0))
         if any(size != first for size in sizes.values()):
             raise PolicyError(
                 f"config.json: images have different sizes ({', '.join(map(str, sizes.values()))}); the simulators' "
@@ -194,6 +199,7 @@ class Architecture:
             horizon=_number(config, "chunk_size"),
             action_dim=_shape(ACTION, outputs.get(ACTION), 1)[0],
             state_dim=_shape(STATE, inputs[STATE], 1)[0] if STATE in inputs else 0,
+            environment_dim=_shape(ENVIRONMENT, inputs[ENVIRONMENT], 1)[0] if environment else 0,
             images=tuple(images),
             image_size=(first[0], first[1]),
             dropout=_number_from_0(config, "dropout", below=1.0),
@@ -227,22 +233,19 @@ def _kind(name: str, feature: Any) -> Any:
 def _shape(name: str, feature: Any, dims: int) -> tuple[int, ...]:
     shape = feature.get("shape") if isinstance(feature, Mapping) else None
     if not isinstance(shape, list) or len(shape) != dims or not all(type(size) is int and size > 0 for size in shape):
-        raise _damaged(f"shape of {name!r}", shape, f"{dims} whole number(s) above 0")
-    return tuple(shape)
+        raise _damaged(f"shape of {name!r}", shape, counted(dims, "whole number") + " above 0")
+    kind = "image_size" if dims > 1 else "_dim"
+    return tuple(check_whole(size, f"{name}.{kind}") for size in shape)
 
 
 def _number(config: Mapping[str, Any], key: str) -> int:
-    found = config[key]
-    if type(found) is not int or found < 1:
-        raise _damaged(key, found, "a whole number above 0")
-    return found
+    return check_whole(config[key], key)
 
 
-def _number_from_0(config: Mapping[str, Any], key: str, below: float | None = None) -> float:
+def _number_from_0(config: Mapping[str, Any], key: str, below: float = 1e9) -> float:
     found = config[key]
-    number = isinstance(found, int | float) and not isinstance(found, bool)
-    if not number or not found >= 0 or (below is not None and found >= below):
-        raise _damaged(key, found, f"a number from 0{' to 1' if below else ''}")
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0.0 <= found < below:
+        raise _damaged(key, found, f"a number from 0 to below {below:g}")
     return float(found)
 
 

@@ -2,8 +2,9 @@
 actions, and, for learning from demonstrations, one that compresses the demonstrated chunk to a latent variable.
 
 Zhao et al. (2023), "Learning Fine-Grained Bimanual Manipulation with Low-Cost Hardware", arXiv:2304.13705; details as
-in LeRobot 0.6.1. Shapes: `B` samples, `V` images, `N` tokens of the encoder (latent variable, state, then the images'
-cells row by row), `H` actions, `D` numbers of an action, `S` of a state, `Z` of the latent variable, `E` width.
+in LeRobot 0.6.1. Shapes: `B` samples, `V` images, `N` tokens of the encoder (latent variable, the robot's state, the
+environment's, then the images' cells row by row), `H` actions, `D` numbers of an action, `S` of the robot's state, `U`
+of the environment's, `Z` of the latent variable, `E` width.
 """
 
 from __future__ import annotations
@@ -271,14 +272,18 @@ class ACT(nn.Module):
             self.vae_encoder_latent_output_proj = nn.Linear(width, 2 * sizes.style_size)
             length = sizes.horizon + (2 if state else 1)
             self.vae_encoder_pos_enc = nn.Parameter(steps_of_sequence(length, width)[None], requires_grad=False)
-        self.backbone = ResNet(BLOCKS[sizes.backbone], sizes.backbone_width)
+        if sizes.images:
+            self.backbone = ResNet(BLOCKS[sizes.backbone], sizes.backbone_width)
         self.encoder = Encoder(sizes, sizes.encoder_layers)
         self.decoder = Decoder(sizes)
         if state:
             self.encoder_robot_state_input_proj = nn.Linear(state, width)
+        if sizes.environment_dim:
+            self.encoder_env_state_input_proj = nn.Linear(sizes.environment_dim, width)
         self.encoder_latent_input_proj = nn.Linear(sizes.style_size, width)
-        self.encoder_img_feat_input_proj = nn.Conv2d(self.backbone.channels, width, 1)
-        self.encoder_1d_feature_pos_embed = nn.Embedding(2 if state else 1, width)
+        if sizes.images:
+            self.encoder_img_feat_input_proj = nn.Conv2d(self.backbone.channels, width, 1)
+        self.encoder_1d_feature_pos_embed = nn.Embedding(1 + (state > 0) + (sizes.environment_dim > 0), width)
         self.decoder_pos_embed = nn.Embedding(sizes.horizon, width)
         self.action_head = nn.Linear(width, action)
 
@@ -301,37 +306,51 @@ class ACT(nn.Module):
         mean, log_variance = self.vae_encoder_latent_output_proj(seen[0]).chunk(2, dim=-1)
         return Style(mean, log_variance)
 
-    def embed(self, images: Tensor, state: Tensor | None, style: Tensor) -> tuple[Tensor, Tensor]:
+    def embed(
+        self, images: Tensor | None, state: Tensor | None, style: Tensor, environment: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the encoder's tokens `[N, B, E]` and their places `[N, 1, E]`.
 
         Args:
-            images: `[B, V, 3, h, w]`, normalised.
-            state: `[B, S]`, likewise; None if the model reads none.
+            images: `[B, V, 3, h, w]`, normalised; None if the model reads none.
+            state: `[B, S]`, likewise.
             style: `[B, Z]`, the latent variable.
+            environment: `[B, U]`, normalised; None if the model reads none.
         """
-        cells = self.encoder_img_feat_input_proj(self.backbone(images.flatten(0, 1)))
-        height, width = cells.shape[2:]
-        seen = torch.unflatten(cells, 0, images.shape[:2]).permute(1, 3, 4, 0, 2).flatten(0, 2)  # [V*h*w, B, E]
         tokens = [self.encoder_latent_input_proj(style)[None]]
         if state is not None:
             tokens.append(self.encoder_robot_state_input_proj(state)[None])
-        of_image = places_in_image(height, width, self.sizes.width, cells.device).repeat(images.shape[1], 1)
-        places = torch.cat([self.encoder_1d_feature_pos_embed.weight, of_image])
-        return torch.cat([*tokens, seen]), places[:, None]
+        if environment is not None:
+            tokens.append(self.encoder_env_state_input_proj(environment)[None])
+        places = [self.encoder_1d_feature_pos_embed.weight]
+        if images is not None:
+            cells = self.encoder_img_feat_input_proj(self.backbone(images.flatten(0, 1)))
+            height, width = cells.shape[2:]
+            seen = torch.unflatten(cells, 0, images.shape[:2]).permute(1, 3, 4, 0, 2).flatten(0, 2)  # [V*h*w, B, E]
+            tokens.append(seen)
+            places.append(places_in_image(height, width, self.sizes.width, cells.device).repeat(images.shape[1], 1))
+        return torch.cat(tokens), torch.cat(places)[:, None]
 
-    def forward(self, images: Tensor, state: Tensor | None, style: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        images: Tensor | None,
+        state: Tensor | None,
+        style: Tensor | None = None,
+        environment: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Predict chunks.
 
         Args:
-            images, state: see `embed`.
+            images, state, environment: see `embed`; not all of them None.
             style: latent variable `[B, Z]`; None: zero.
 
         Returns:
             Normalised actions `[B, H, D]`, and the encoder's output `[B, N, E]`.
         """
         if style is None:
-            style = images.new_zeros(len(images), self.sizes.style_size)
-        tokens, places = self.embed(images, state, style)
+            given = next(each for each in (images, environment, state) if each is not None)
+            style = given.new_zeros(len(given), self.sizes.style_size)
+        tokens, places = self.embed(images, state, style, environment)
         memory = self.encoder(tokens, places)
         decoded = self.decoder(self.decoder_pos_embed.weight[:, None], memory, places)
         actions: Tensor = self.action_head(decoded.transpose(0, 1))
@@ -349,7 +368,7 @@ def initialize(network: ACT) -> None:
         for parameter in part.parameters():
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
-    for module in network.backbone.modules():
+    for module in network.backbone.modules() if network.sizes.images else ():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         if isinstance(module, Block):

@@ -1,7 +1,7 @@
 """ACT as a policy: a Gaussian around the predicted chunk.
 
 Shapes: `B` samples, `V` images, `H` actions that are predicted, `C` actions and `D` numbers that are executed, `S`
-numbers of a state, `Z` of the latent variable, `N = C*D`.
+numbers of the robot's state, `U` of the environment's, `Z` of the latent variable, `N = C*D`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn import functional
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
-from embodyrl.models.act.check import misfits
+from embodyrl.models.act.check import misfits, state_parts
 from embodyrl.models.act.checkpoint import (
     PREFIX,
     CheckpointFiles,
@@ -65,7 +65,7 @@ NAMING = Naming(public=lambda name: PREFIX + name, own=own_name)
 
 
 class ACTPolicy(Policy):
-    """ACT: a chunk of actions from images and a state.
+    """ACT: a chunk of actions from images and states, the robot's and the environment's.
 
     Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null. Actions are drawn around
     the chunk that the network predicts with a latent variable of zero, with a spread that is learned and does not
@@ -92,20 +92,23 @@ class ACTPolicy(Policy):
         """Types of the weights in the files that they were read from."""
         self.metadata: Mapping[str, str] | None = FORMAT
         """That of these files."""
-        self.images = Normalizer(_stacked(scales.images))
+        self.images = Normalizer(_stacked(scales.images)) if sizes.images else None
         self.states = None if scales.states is None else Normalizer(scales.states)
+        self.environment = None if scales.environment is None else Normalizer(scales.environment)
+        self.parts = state_parts(sizes, simulator)
         self.actions = Normalizer(scales.actions)
         self.cameras: Cameras | None = None
-        """None: the published size, which is planned for as many images as there are."""
-        if config.checkpoint != PUBLISHED:
+        """None: the published size, which is planned for as many images as there are, or it reads no images."""
+        if config.checkpoint != PUBLISHED and sizes.images:
             there = None if simulator is None else simulator.cameras
             self.cameras = choose_cameras(config.cameras, there, sizes.images)
-        reads = self.states is not None and config.state is StateInput.token
+        self._reads_robot = self.states is not None and config.state is StateInput.token
+        reads = self._reads_robot or self.environment is not None
         self.spec = PolicySpec(
             kind="gaussian",
             chunk_size=chunk_size,
             action_dim=sizes.action_dim,
-            proprio_dim=sizes.state_dim if reads else 0,
+            proprio_dim=self.parts.size if reads else 0,
         )
         self.units = None
         if simulator is not None:
@@ -117,12 +120,31 @@ class ACTPolicy(Policy):
     # ------------------------------------------------------------------------------------------------------- inputs
 
     def preprocess(self, observation: PolicyObservation) -> Inputs:
-        """Return `images [B, V, 3, h, w]` and `state [B, S]`, normalised; no `state` if the network reads none.
+        """Return `images [B, V, 3, h, w]`, `state [B, S]` and `environment [B, U]`, normalised; those of them that the
+        network reads.
 
         Raises:
             PolicyError: images or states are missing, or have another shape than the model takes.
         """
         device = self.exploration.log_std.device
+        inputs: dict[str, Tensor] = {}
+        if self.images is not None:
+            # Not left in the layout of the simulator's images, in which a published ResNet took 1.5 times as long.
+            colours = self.images.normalize(self._shown(observation).to(device).float() / 255.0)
+            inputs["images"] = colours.permute(0, 1, 4, 2, 3).contiguous()
+        proprio = None
+        if self.spec.proprio_dim:
+            proprio = read_state(observation.proprio, self.parts.size, device)
+        if self.states is not None and self._reads_robot and proprio is not None:
+            inputs["state"] = self.states.normalize(proprio[:, list(self.parts.robot)])
+        elif self.states is not None:
+            inputs["state"] = self.exploration.log_std.new_zeros(len(observation.task_descriptions), len(self.states))
+        if self.environment is not None and proprio is not None:
+            inputs["environment"] = self.environment.normalize(proprio[:, list(self.parts.environment)])
+        return inputs
+
+    def _shown(self, observation: PolicyObservation) -> Tensor:
+        """Return the images `[B, V, h, w, 3]` that the network reads, in its order."""
         given = observation.images
         there = 0 if given is None else given.shape[1]
         images = check_images(given, there if self.cameras is None else len(self.cameras.used))
@@ -134,14 +156,7 @@ class ACTPolicy(Policy):
                 f"the model takes images of {size[0]} x {size[1]} pixels, got {images.shape[2]} x {images.shape[3]}: "
                 "it never resizes"
             )
-        # Not left in the layout of the simulator's images, in which a published ResNet took 1.5 times as long.
-        colours = self.images.normalize(images.to(device).float() / 255.0).permute(0, 1, 4, 2, 3).contiguous()
-        inputs = {"images": colours}
-        if self.states is None:
-            return inputs
-        if not self.spec.proprio_dim:
-            return inputs | {"state": colours.new_zeros(len(images), len(self.states))}
-        return inputs | {"state": self.states.normalize(read_state(observation.proprio, len(self.states), device))}
+        return images
 
     # ------------------------------------------------------------------------------------------- acting and learning
 
@@ -175,10 +190,17 @@ class ACTPolicy(Policy):
         """Return the normalised chunk `[B, C, D]` and the critic's values `[B]`."""
         if self.network.training:
             self.network.eval()  # nothing is dropped here; see `_dropping`
-        chunk, memory = self.network(inputs["images"], inputs.get("state"))
+        chunk, memory = self._predict(inputs)
         features = memory.float().mean(1)
         values = self.value_head(features.detach() if self.config.detach_critic else features)
         return chunk[:, : self.spec.chunk_size].float(), values
+
+    def _predict(self, inputs: Inputs, style: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the network's chunk and memory, see `ACT.forward`."""
+        found: tuple[Tensor, Tensor] = self.network(
+            inputs.get("images"), inputs.get("state"), style, inputs.get("environment")
+        )
+        return found
 
     def imitation_draws(self, samples: int, generator: torch.Generator) -> Inputs:
         """Draw the noise of latent variables, `style [samples, Z]`, and seeds of what is dropped, `dropout [samples]`;
@@ -199,7 +221,7 @@ class ACTPolicy(Policy):
         wanted = self.actions.normalize(own.float())
         with self._dropping(draws["dropout"]):
             style, divergences = self._style(wanted, inputs.get("state"), weights == 0, draws["style"])
-            chunk, _ = self.network(inputs["images"], inputs.get("state"), style)
+            chunk, _ = self._predict(inputs, style)
         errors = (chunk[:, :count].float() - wanted).abs() * weights.unsqueeze(-1)
         # The weights have a mean of 1 over the minibatch, of which this may be a part.
         divergence = self.architecture.kl_weight * mean_over_samples(divergences, inputs)
@@ -222,7 +244,7 @@ class ACTPolicy(Policy):
         """Drop numbers at random in a block. What is dropped depends on the demonstrations of a micro-batch alone, so
         that a resumed run drops the same.
 
-        The network goes on to do so until it acts or scores the next time: gradient checkpointing computes it again
+        The network continues to do so until it acts or scores the next time: gradient checkpointing computes it again
         after the block, with the random numbers of the first time.
         """
         if not self.architecture.dropout:
@@ -237,10 +259,10 @@ class ACTPolicy(Policy):
     # ----------------------------------------------------------------------------------------------------------- parts
 
     def tokens_per_observation(self, task: str) -> int:
-        """See `Policy.tokens_per_observation`; tokens of the encoder: latent variable, state and the images' cells."""
+        """See `Policy.tokens_per_observation`; tokens of the encoder: latent variable, states and the images' cells."""
         height, width = (-(-side // ResNet.STRIDE) for side in self.architecture.image_size)
         images = 1 if self.cameras is None else len(self.cameras.used)
-        return 1 + (self.states is not None) + images * height * width
+        return 1 + (self.states is not None) + (self.environment is not None) + images * height * width
 
     def parallel_plan(self) -> ParallelPlan:
         """See `Policy.parallel_plan`: blocks are those of the ResNet and the transformers' layers. Projections inside

@@ -94,7 +94,7 @@ def build_plain(channels: Sequence[int], strides: Sequence[int], frames: int) ->
 
 
 class Encoder(nn.Module):
-    """An image as features: a backbone's whole map, not its mean, because where something is matters; a linear layer, a
+    """An image as features: a backbone's whole map, not its mean, because positions matter; a linear layer, a
     norm and tanh, as in DrQ (Yarats et al., 2021, arXiv:2107.09645).
 
     Args:

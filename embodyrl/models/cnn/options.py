@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.schema import Config, setting
+from embodyrl.config.schema import WIDEST_LAYER, Config, setting
 from embodyrl.models.mlp.check import check_saved
 from embodyrl.models.mlp.options import Distribution, HeadConfig, check_head
 from embodyrl.models.vla.cameras import check_each_once, check_there
@@ -34,7 +34,7 @@ class CNNConfig(HeadConfig):
     """Convolutional network by its name in timm (`python -c 'import timm; print(timm.list_models("resnet*"))'`), with
     group normalisation in 8 groups in place of batch normalisation. drq: a few plain layers of 3 x 3, as in DrQ-v2
     (Yarats et al. 2021)."""
-    channels: list[int] = setting([32, 32, 32, 32], low=1)
+    channels: list[int] = setting([32, 32, 32, 32], low=1, high=WIDEST_LAYER)
     """Channels of each layer of encoder `drq`."""
     strides: list[int] = setting([2, 1, 1, 1], low=1, high=8)
     """Stride of each layer of encoder `drq` [pixels]. Larger ones make images smaller sooner and cost less."""
@@ -46,15 +46,15 @@ class CNNConfig(HeadConfig):
     """one: the same encoder reads the images of all cameras. each: every camera has its own."""
     state: bool = setting(True)
     """Read the robot's state, beside the images."""
-    image_features: int = setting(256, low=1)
+    image_features: int = setting(256, low=1, high=WIDEST_LAYER)
     """Numbers that an image becomes."""
-    state_features: int = setting(64, low=1)
+    state_features: int = setting(64, low=1, high=WIDEST_LAYER)
     """Numbers that the state becomes."""
-    hidden_sizes: list[int] = setting([256], low=1)
+    hidden_sizes: list[int] = setting([256], low=1, high=WIDEST_LAYER)
     """Widths of the hidden layers behind, of the policy and of the value network."""
     normalize_observations: bool = setting(True)
     """Scale states by a running mean and standard deviation, updated once per iteration and saved with the policy. With
-    a squashed head and a replay they are those of the decisions before learning begins, and stay."""
+    a replay they begin with the decisions before learning."""
     shared: bool = setting(True)
     """Policy and value network read the same features. False: the value network has encoders of its own."""
     critic_gradient: bool = setting(True)

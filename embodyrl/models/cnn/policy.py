@@ -14,13 +14,8 @@ from embodyrl.models.cnn.network import Encoder
 from embodyrl.models.cnn.options import CNNConfig, Encoders
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.mlp.heads import build_head
-from embodyrl.models.mlp.policy import (
-    ACTIVATIONS,
-    SMALLEST_DEVIATION,
-    ActorCritic,
-    RunningNormalizer,
-    build_network,
-)
+from embodyrl.models.mlp.policy import ACTIVATIONS, ActorCritic, build_network
+from embodyrl.models.normalizer import SMALLEST_DEVIATION, RunningNormalizer
 from embodyrl.models.policy import Inputs, PolicyObservation, PolicySpec, mean_over_samples
 from embodyrl.models.vla.cameras import check_names
 from embodyrl.models.vla.processor import check_images, read_state

@@ -11,7 +11,7 @@ from typing import Any
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import fact
-from embodyrl.config.schema import Config, ModelConfig, setting
+from embodyrl.config.schema import WIDEST_LAYER, Config, ModelConfig, setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.saved import STEERING_FILE, read_steering
 from embodyrl.models.vla.config import ActionUnits, WeightType
@@ -27,7 +27,7 @@ class NoiseMethod(StrEnum):
 
 
 class Gripper(StrEnum):
-    """Meaning of the gripper's entry in an un-normalised action."""
+    """Meaning of the gripper's entry in an unnormalized action."""
 
     simulator = "simulator"
     one_opens = "one_opens"
@@ -56,7 +56,7 @@ class FlowConfig(ModelConfig):
     True: all steps are random; the log-probability is the mean over them and the initial noise."""
     detach_critic: bool = setting(True)
     """Train only the critic with the value loss, not the network that it reads."""
-    value_sizes: list[int] = setting([512, 256, 128], low=1)
+    value_sizes: list[int] = setting([512, 256, 128], low=1, high=WIDEST_LAYER)
     """Widths of the critic's hidden layers."""
     action_units: ActionUnits = setting(ActionUnits.simulator)
     """simulator: the model was trained on actions of this simulator. metric: its motions are in metres and radians."""
@@ -79,7 +79,7 @@ class SteeringConfig:
     rows: int | None = setting(None, low=1)
     """Actions of the horizon whose noise is chosen, from the first on; all others get that of the last of them. null:
     as many as are executed, `rollout.chunk_size`."""
-    hidden_sizes: list[int] = setting([128, 128, 128], low=1)
+    hidden_sizes: list[int] = setting([128, 128, 128], low=1, high=WIDEST_LAYER)
     """Widths of the network's hidden layers."""
 
 

@@ -7,7 +7,7 @@ of which the first `C` actions and the first `D` numbers are executed; `E` width
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -121,7 +121,7 @@ class FlowPolicy(Policy):
         return FlowSizes(horizon, action_dim, self._value_width)
 
     def convention(self) -> ActionConvention:
-        """Return the convention of un-normalised actions."""
+        """Return the convention of unnormalized actions."""
         config = self.config
         return ActionConvention(
             metric=config.action_units is ActionUnits.metric,
@@ -160,8 +160,12 @@ class FlowPolicy(Policy):
 
     def set_progress(self, done: float) -> None:
         """Change the noise level; see `Policy.set_progress`."""
+        self.noise_level = self.scheduled(done)["model.noise_level"]
+
+    def scheduled(self, done: float) -> Mapping[str, float]:
+        """See `Policy.scheduled`."""
         first, last = self.config.noise_level, self.config.noise_level_end
-        self.noise_level = first if last is None else first + (last - first) * done
+        return {"model.noise_level": first if last is None else first + (last - first) * done}
 
     def act(
         self,

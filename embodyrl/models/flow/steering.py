@@ -27,7 +27,8 @@ from embodyrl.models.flow.config import SteeringConfig
 from embodyrl.models.flow.denoising import prior
 from embodyrl.models.flow.policy import HEADS_FILE, FlowPolicy
 from embodyrl.models.mlp.options import Activation
-from embodyrl.models.mlp.policy import ACTIVATIONS, ATANH_INSIDE, RunningNormalizer, build_network
+from embodyrl.models.mlp.policy import ACTIVATIONS, ATANH_INSIDE, build_network
+from embodyrl.models.normalizer import RunningNormalizer
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, ParallelPlan, PolicyObservation, SoftPolicy
 from embodyrl.models.sampling import Squashed
 from embodyrl.models.saved import STEERING_FILE, weight_files, write_description
@@ -178,9 +179,9 @@ class SteeredPolicy(SoftPolicy):
         return True
 
     @property
-    def needs_statistics(self) -> bool:
+    def scaling(self) -> RunningNormalizer:
         """See `SoftPolicy`."""
-        return not self.has_begun
+        return self.steering.normalizer
 
     def encode(self, inputs: Inputs) -> Tensor:
         """See `SoftPolicy`; runs the flow policy's network up to the first step of denoising, unless features are among
@@ -217,7 +218,7 @@ class SteeredPolicy(SoftPolicy):
         return (decided / self.config.limit).flatten(1)
 
     def update_statistics(self, inputs: Inputs) -> None:
-        """Take the scale of features from `features [M, F]`."""
+        """Add `features [M, F]` to the statistics that scale them."""
         self.steering.normalizer.update(inputs[FEATURES])
         self.has_begun = True
 

@@ -17,6 +17,7 @@ from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, ValueInput, 
 from embodyrl.models.gr00t.prompts import TOKENIZER, PromptError, Prompts
 from embodyrl.models.saved import open_shard, shard_files, with_kept
 from embodyrl.models.vla.config import check_patches, check_without_checkpoint
+from embodyrl.screen import counted
 
 
 def flow_sizes(model: Gr00tConfig, chunk_size: int) -> FlowSizes:
@@ -175,8 +176,8 @@ def misfits(
     if robot.cameras is not None and len(robot.cameras) != cameras:
         yield ConfigIssue(
             "env.cameras",
-            f"there are {cameras} camera(s) (env.cameras), but the checkpoint was trained with {len(robot.cameras)} "
-            f"image(s): {', '.join(robot.cameras)}",
+            f"env.cameras names {counted(cameras, 'camera')}, but the checkpoint was trained with "
+            f"{counted(len(robot.cameras), 'image')}: {', '.join(robot.cameras)}",
             "name a camera of the simulator for each, or choose some of them with model.video_keys",
         )
     if chunk > sizes.action_horizon:

@@ -15,11 +15,13 @@ from typing import Any
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import did_you_mean
+from embodyrl.files import is_plain_name
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.config import EMBODIMENTS, Architecture, Gr00tConfig, Transformer, check_model
 from embodyrl.models.gr00t.prompts import PIECE, SPECIAL, TOKENIZER, word_tokenizer
 from embodyrl.models.saved import read_json
-from embodyrl.models.vla.checkpoint import CONFIG, first_not_finite, parse_statistics, simulator_to_start_in
+from embodyrl.models.unread import refuse_other_weights
+from embodyrl.models.vla.checkpoint import CONFIG, first_not_finite, impossible, parse_statistics, simulator_to_start_in
 
 # ----------------------------------------------------------------------------------------------------------- statistics
 
@@ -183,6 +185,9 @@ class _Reader:
                 f"({', '.join(f'{name} {length}' for name, length in lengths.items())}), expected as many numbers of "
                 f"each: {REMEDY}"
             )
+        for first, second in (("min", "max"), ("mean", "std")):
+            if (fault := impossible((first, second), columns[first], columns[second])) is not None:
+                raise PolicyError(f"{self.origin}: the statistics of {where} are damaged, {fault}: {REMEDY}")
         return columns
 
 
@@ -222,6 +227,7 @@ class CheckpointFiles:
             PolicyError: a file is missing or damaged, or belongs to another model.
         """
         folder = Path(str(config.checkpoint))
+        refuse_other_weights(folder)
         content = _read_json(folder / CONFIG, "give the folder of a GR00T N1.5 checkpoint")
         if content.get("type") == LEROBOT_TYPE:
             content = Architecture().to_config()
@@ -278,7 +284,7 @@ def _lerobot_statistics(folder: Path) -> tuple[dict[str, Any], str]:
     steps = _read_json(folder / PREPROCESSOR, "").get("steps", [])
     packing = [step for step in steps if str(step.get("registry_name", "")).startswith(PACKING)]
     name = packing[0].get("state_file") if packing else None
-    if name is None or not (folder / name).is_file():
+    if not is_plain_name(name) or not (folder / name).is_file():
         found = f"names {name}, which is not there" if name else f"has no step {PACKING}.. with statistics"
         raise PolicyError(f"{folder / PREPROCESSOR} {found}: {REMEDY}")
     features = parse_statistics((folder / name).read_bytes(), name)

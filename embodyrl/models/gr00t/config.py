@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from embodyrl.config.schema import setting
+from embodyrl.config.schema import WIDEST_LAYER, setting
 from embodyrl.errors import did_you_mean
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
+from embodyrl.models.vla.checkpoint import check_whole
 
 
 class Normalization(StrEnum):
@@ -77,7 +78,7 @@ class Gr00tConfig(FlowConfig):
 
     denoising_steps: int = setting(4, low=1, high=100)
     """Steps from noise to actions, in rollouts, evaluation and learning alike."""
-    value_sizes: list[int] = setting([1024, 512, 256], low=1)
+    value_sizes: list[int] = setting([1024, 512, 256], low=1, high=WIDEST_LAYER)
     """Widths of the critic's hidden layers."""
     value_input: ValueInput = setting(ValueInput.vl_and_state)
     """vl: the critic reads images and task description (the mean of their tokens). vl_and_state: the state as well."""
@@ -166,7 +167,17 @@ def _published_text() -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
+VISION_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size"),
+)
+TEXT_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "vocab_size", "max_position_embeddings"),
+)
+"""Whole numbers among the sizes of the vision tower and of the language model."""
+
+
+@dataclass(frozen=True)
 class Transformer:
     """Sizes of a stack of attention blocks."""
 
@@ -223,10 +234,12 @@ class Architecture:
         for name, found in vars(self).items():
             if name in ("vision", "text", "vl_self_attention", "dit", "noise_scale"):
                 continue
-            if not isinstance(found, int) or isinstance(found, bool) or found < (name != "image_token"):
-                raise PolicyError(
-                    f"config.json: {name} is {found!r}, expected a whole number from 1 on: download it again"
-                )
+            check_whole(found, name, least=int(name != "image_token"))
+        for part, sizes, keys in (("vision_config", self.vision, VISION_SIZES), ("text_config", self.text, TEXT_SIZES)):
+            for key in keys:
+                check_whole(sizes[key], f"{part}.{key}", file="eagle2_hg_model/config.json")
+        if isinstance(self.noise_scale, bool) or not isinstance(self.noise_scale, int | float):
+            raise PolicyError(f"config.json: noise_s is {self.noise_scale!r:.60}, a number was expected")
 
     @property
     def width(self) -> int:
@@ -332,6 +345,8 @@ def check_model(config: Mapping[str, Any]) -> None:
 def _check_supported(config: Mapping[str, Any]) -> None:
     for section, wanted in SUPPORTED.items():
         for key, value in wanted.items():
+            if not isinstance(config[section], Mapping):
+                raise PolicyError(f"config.json: {section} is no JSON object", "download it again")
             found = config[section].get(key, value)
             if found != value:
                 raise PolicyError(f"config.json: {section}.{key} is {found!r}, only {value!r} is supported")
@@ -344,6 +359,9 @@ def _eagle_sizes(eagle: Mapping[str, Any]) -> dict[str, Any]:
     for needed in ("vision_config", "text_config", "image_token_index"):
         if needed not in eagle:
             raise PolicyError(f"eagle2_hg_model/config.json has no {needed!r}", "download it again")
+    for section in ("vision_config", "text_config"):
+        if not isinstance(eagle[section], Mapping):
+            raise PolicyError(f"eagle2_hg_model/config.json: {section} is no JSON object", "download it again")
     sizes = {
         part: {key: eagle[f"{part}_config"].get(key, old) for key, old in published[part].items()} for part in published
     }
@@ -351,9 +369,8 @@ def _eagle_sizes(eagle: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _transformer(config: Mapping[str, Any]) -> Transformer:
-    return Transformer(
-        layers=config["num_layers"], heads=config["num_attention_heads"], head_dim=config["attention_head_dim"]
-    )
+    keys = ("num_layers", "num_attention_heads", "attention_head_dim")
+    return Transformer(*(check_whole(config[key], key) for key in keys))
 
 
 def _sizes(transformer: Transformer) -> dict[str, int]:

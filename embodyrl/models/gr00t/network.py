@@ -23,6 +23,7 @@ from embodyrl.models.libraries import (
     SiglipVisionConfig,
     SiglipVisionModel,
 )
+from embodyrl.models.vla.checkpoint import CONFIG, described_by
 from embodyrl.models.weights import Naming
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -164,7 +165,7 @@ class Gr00tNetwork(nn.Module):
     @classmethod
     def on_meta(cls, sizes: Architecture) -> Gr00tNetwork:
         """Build the network with parameters on the meta device."""
-        with torch.device("meta"):
+        with torch.device("meta"), described_by(CONFIG):
             network = cls(sizes)
         network.backbone.eagle_model.give_memory_to_tables()
         return network

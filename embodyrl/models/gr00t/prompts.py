@@ -15,7 +15,9 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.config import Padding
+from embodyrl.models.vla.checkpoint import read_tokenizer as parse_tokenizer
 from embodyrl.models.vla.words import UNKNOWN, word_level, words_of
+from embodyrl.screen import counted
 
 TOKENIZER = "tokenizer.json"
 PIECE = "<IMG_CONTEXT>"
@@ -103,7 +105,7 @@ class Prompts:
         count = len(self.encode(longest))
         if count > self.length:
             raise PromptError(
-                f"with {self._images} image(s), a task's prompt has {count} tokens, more than prompt_length = "
+                f"with {counted(self._images, 'image')}, a task's prompt has {count} tokens, more than prompt_length = "
                 f"{self.length} ({self._origin}): {longest!r}: choose tasks with shorter task descriptions, or set "
                 f"model.prompt_length={count}, which changes the prompt of every task: the model attends to padding"
             )
@@ -134,7 +136,7 @@ def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
     """
     try:
         if TOKENIZER in files:
-            return Tokenizer.from_str(files[TOKENIZER].decode())
+            return parse_tokenizer(files[TOKENIZER], TOKENIZER)
         from embodyrl.models.libraries import Qwen2Tokenizer  # only for this form, because it imports torch
 
         lines = files["merges.txt"].decode().splitlines()
@@ -143,6 +145,8 @@ def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
         added = json.loads(files.get("added_tokens.json", b"{}"))
         tokenizer.add_tokens([AddedToken(token, special=True) for token in sorted(added, key=added.__getitem__)])
         return tokenizer
+    except (PolicyError, MemoryError):
+        raise
     except Exception as error:  # the package raises nothing more special
         raise PolicyError(f"the tokenizer cannot be read ({error})", "download it again") from error
 

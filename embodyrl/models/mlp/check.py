@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from embodyrl.config.rules import action_dim, acts_by_choice, fact, state_dim
 from embodyrl.config.schema import Config
 from embodyrl.hub import is_hub_name
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.saved import DESCRIPTION_FILE, SINGLE_FILE, read_description, read_json, saved_model, weight_names
+from embodyrl.models.saved import DESCRIPTION_FILE, SINGLE_FILE, read_description, read_json, saved_model, weight_shapes
+from embodyrl.models.unread import refuse_other_weights
 from embodyrl.registry import ALGORITHMS, SupportedModel
 
 ACTOR = "actor."
@@ -27,6 +28,11 @@ def check_saved(config: Config) -> Iterator[ConfigIssue]:
     folder, name = Path(str(config.model.checkpoint)), config.model.name
     if config.model.checkpoint is None or is_hub_name(str(folder)) or not folder.is_dir():
         return  # other rules report the last
+    try:
+        refuse_other_weights(folder)
+    except PolicyError as error:
+        yield error.issue("model.checkpoint")
+        return
     if not (folder / SINGLE_FILE).is_file():
         last = folder / "checkpoints" / "last" / "policy"
         yield ConfigIssue(
@@ -37,7 +43,7 @@ def check_saved(config: Config) -> Iterator[ConfigIssue]:
         return
     try:
         other = saved_model(folder)
-        names = weight_names(folder)
+        shapes = weight_shapes(folder)
         saved, chunk_size = read_description(folder, name)
     except PolicyError as error:
         yield error.issue("model.checkpoint")
@@ -49,15 +55,17 @@ def check_saved(config: Config) -> Iterator[ConfigIssue]:
             f"model.checkpoint = {str(folder)!r} holds a policy of model {other!r}, and model is {name!r}",
             f"name one of model {name!r}, " + (f"set model to {other}, " if serves else "") + "or set it to null",
         )
-    elif not any(each.startswith(ACTOR) for each in names):
-        first = ", ".join(sorted(names)[:3])
+    elif not any(each.startswith(ACTOR) for each in shapes):
+        first = ", ".join(sorted(shapes)[:3])
         yield ConfigIssue(
             "model.checkpoint",
-            f"{folder / SINGLE_FILE} holds {first or 'nothing'}{', ...' if len(names) > 3 else ''}, and no weight of "
+            f"{folder / SINGLE_FILE} holds {first or 'nothing'}{', ...' if len(shapes) > 3 else ''}, and no weight of "
             f"model {name!r} ({ACTOR}*)",
             "name the folder `policy` of a checkpoint of this model",
         )
-    elif chunk_size is not None:
+    elif chunk_size is None:
+        yield from _states_read(config, shapes)
+    else:
         yield from _options(config, saved)
         yield from _sizes(config, read_json(folder / DESCRIPTION_FILE)["spec"])
 
@@ -76,6 +84,18 @@ def _options(config: Config, saved: dict[str, Any]) -> Iterator[ConfigIssue]:
             f"model.{key} = {here[key]!r}, but the policy in {config.model.checkpoint} was saved with {saved[key]!r}",
             ("" if fixed else f"set model.{key} to {saved[key]}, or ")
             + f"name a checkpoint that has model.{key} = {here[key]!r}, or set model.checkpoint to null",
+        )
+
+
+def _states_read(config: Config, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[ConfigIssue]:
+    """Check that weights without a description read states of the simulator's size."""
+    shape, state = shapes.get(f"{ACTOR}0.weight", ()), state_dim(config)
+    if config.model.name == "mlp" and len(shape) == 2 and state not in (None, shape[1]):
+        yield ConfigIssue(
+            ("model.checkpoint", "env.name"),
+            f"the policy in {config.model.checkpoint} reads states of {shape[1]} numbers, those of the simulator have "
+            f"{state}",
+            "name a checkpoint of this simulator, or set model.checkpoint to null",
         )
 
 

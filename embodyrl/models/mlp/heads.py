@@ -140,14 +140,16 @@ class SquashedHead(Squashed):
 
 
 class CategoricalHead(nn.Module):
-    """One choice among n for each action of the chunk; the action is its index."""
+    """One choice among n for each action of the chunk. Choice 0 is the simulator's smallest action, the next one is
+    larger by 1."""
 
     kind = "categorical"
 
     def __init__(self, simulator: SimulatorSpec, chunk_size: int) -> None:
         super().__init__()
         self.chunk_size = chunk_size
-        self.outputs = chunk_size * (int(simulator.action_high[0]) + 1)
+        self.first = int(simulator.action_low[0])
+        self.outputs = chunk_size * (int(simulator.action_high[0]) - self.first + 1)
 
     def sample(self, outputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """See `Head`."""
@@ -168,11 +170,11 @@ class CategoricalHead(nn.Module):
 
     def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
         """See `Head`."""
-        return known(sample.float(), logprobs).unsqueeze(-1)
+        return known(sample.float() + self.first, logprobs).unsqueeze(-1)
 
     def errors(self, outputs: Tensor, actions: Tensor) -> Tensor:
         """Return the cross-entropies `[B, C]` of the choices."""
-        return -self.logprobs(outputs, actions.squeeze(-1).round().long())
+        return -self.logprobs(outputs, actions.squeeze(-1).round().long() - self.first)
 
     def _logits(self, outputs: Tensor) -> Tensor:
         return outputs.view(*outputs.shape[:-1], self.chunk_size, -1)

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.rules import acts_by_choice, fact, of_newest_rollouts
-from embodyrl.config.schema import Config, ModelConfig, setting
+from embodyrl.config.schema import WIDEST_LAYER, Config, ModelConfig, setting
 from embodyrl.models.mlp.check import check_saved
 from embodyrl.registry import ALGORITHMS
 
@@ -48,11 +48,11 @@ class HeadConfig(ModelConfig):
 class MLPConfig(HeadConfig):
     """A policy and a value function, each a small network on the state observation."""
 
-    hidden_sizes: list[int] = setting([128, 128], low=1)
+    hidden_sizes: list[int] = setting([128, 128], low=1, high=WIDEST_LAYER)
     """Widths of the hidden layers, of the policy and of the value network."""
     normalize_observations: bool = setting(True)
     """Scale observations by a running mean and standard deviation, updated once per iteration and saved with the
-    policy. With a squashed head and a replay they are those of the decisions before learning begins, and stay."""
+    policy. With a replay they begin with the decisions before learning."""
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:

@@ -1,4 +1,4 @@
-"""The MLP policy: policy and value network on state observations, and their normalisation.
+"""The MLP policy: policy and value network on state observations.
 
 Shapes: `B` samples, `C` actions in a chunk, `D` action dims, `N` log-probs per chunk, `S` proprio dims.
 """
@@ -18,12 +18,9 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.mlp.heads import CategoricalHead, GaussianHead, SquashedHead, build_head
 from embodyrl.models.mlp.options import Activation, MLPConfig
+from embodyrl.models.normalizer import SMALLEST_DEVIATION, RunningNormalizer
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicySpec, SoftPolicy, mean_over_samples
 
-SMALLEST_DEVIATION = 0.02
-"""Smallest standard deviation by which observations are divided where the statistics stay: a number that was constant
-while they were taken (the place of an object, until it is pushed) must not be magnified without bounds. In the units of
-the observation, mostly metres."""
 ATANH_INSIDE = 1.0 - 2.0**-24
 """Largest float32 below 1, whose inverse tanh is finite."""
 
@@ -123,9 +120,9 @@ class ActorCritic(SoftPolicy):
         return self._squashed.to_unit(decided)
 
     @property
-    def needs_statistics(self) -> bool:
+    def scaling(self) -> RunningNormalizer | None:
         """See `SoftPolicy`."""
-        return self.normalizer is not None and not bool(self.normalizer.count)
+        return self.normalizer
 
     @property
     def _squashed(self) -> SquashedHead:
@@ -179,53 +176,3 @@ class MLPPolicy(ActorCritic):
     def encode(self, inputs: Inputs) -> Tensor:
         """See `SoftPolicy`."""
         return self._normalize(inputs).float()
-
-
-# ---- normalisation of observations
-
-
-class RunningNormalizer(nn.Module):
-    """Scales observations to mean 0 and standard deviation 1, clipped to +-`limit`; a standard deviation below
-    `smallest` counts as that.
-
-    The statistics change only in `update`, never in `forward`, and are part of the state dict. They are float64,
-    because a float32 count stops growing at 2^24 and sums lose digits. Merging follows Chan et al. (1979), "Updating
-    formulae".
-    """
-
-    mean: Tensor
-    variance: Tensor
-    count: Tensor
-    shift: Tensor
-    scale: Tensor
-
-    def __init__(self, size: int, smallest: float = 0.0, limit: float = 10.0) -> None:
-        super().__init__()
-        self.smallest, self.limit = smallest, limit
-        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("shift", torch.zeros(size))
-        self.register_buffer("scale", torch.ones(size))
-
-    def forward(self, observations: Tensor) -> Tensor:
-        """Normalise `[..., S]`."""
-        return ((observations - self.shift) * self.scale).clamp(-self.limit, self.limit)
-
-    @torch.no_grad()
-    def update(self, observations: Tensor) -> None:
-        """Update the statistics with observations `[M, S]`."""
-        batch = observations.to(torch.float64)
-        number = float(batch.shape[0])
-        delta = batch.mean(0) - self.mean
-        total = self.count + number
-        sum_of_squares = (
-            self.variance * self.count
-            + batch.var(0, unbiased=False) * number
-            + delta.square() * (self.count * number / total)
-        )
-        self.mean += delta * (number / total)
-        self.variance.copy_(sum_of_squares / total)
-        self.count.copy_(total)
-        self.shift.copy_(self.mean)
-        self.scale.copy_((self.variance.clamp(min=self.smallest**2) + 1e-8).rsqrt())

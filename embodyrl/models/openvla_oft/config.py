@@ -10,6 +10,7 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config, setting
 from embodyrl.models.prismatic.check import check as check_common
+from embodyrl.models.prismatic.check import notes as common_notes
 from embodyrl.models.prismatic.config import PrismaticConfig
 from embodyrl.registry import ALGORITHMS
 
@@ -54,7 +55,6 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     model = config.model
     assert isinstance(model, OpenVLAOFTConfig)
     says_numbers = model.action_head is ActionHead.l1
-    heads = [name for name, used in ((ACTION_HEAD, says_numbers), (PROPRIO_PROJECTOR, model.use_proprio)) if used]
     algorithm = config.algorithm.name
     if says_numbers and algorithm in ALGORITHMS and not ALGORITHMS.entry(algorithm).demonstrations:
         yield ConfigIssue(
@@ -77,4 +77,16 @@ def check(config: Config) -> Iterator[ConfigIssue]:
             "eval.sample = true draws actions, but model.action_head = l1 is a regression without probabilities",
             "set eval.sample to false",
         )
-    yield from check_common(config, model.num_images, tuple(heads))
+    yield from check_common(config, model.num_images, _heads(model))
+
+
+def notes(config: Config) -> Iterator[str]:
+    """Yield texts about parts of the checkpoint that are not used."""
+    assert isinstance(config.model, OpenVLAOFTConfig)
+    yield from common_notes(config, _heads(config.model))
+
+
+def _heads(model: OpenVLAOFTConfig) -> tuple[str, ...]:
+    """Return the parts that the options use, by the prefixes of their files."""
+    parts = ((ACTION_HEAD, model.action_head is ActionHead.l1), (PROPRIO_PROJECTOR, model.use_proprio))
+    return tuple(name for name, used in parts if used)

@@ -93,7 +93,7 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
         self.l1_head = L1Head(width, self.spec.action_dim).to(self.dtype) if self._says_numbers else None
         self.proprio_projector: ProprioProjector | None = None
         if config.use_proprio:
-            self.proprio_range = NormRange(self._statistics["proprio"], self.bounds, self.range_epsilon)
+            self.proprio_range = NormRange(self.read_range("proprio"), self.range_epsilon)
             self.proprio_projector = ProprioProjector(self.proprio_dim, width).to(self.dtype)
 
     @property
@@ -108,7 +108,7 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
     @property
     def proprio_dim(self) -> int:
         """See `PrismaticPolicy.proprio_dim`."""
-        return len(self._statistics["proprio"]["q01"]) if self.config.use_proprio else 0
+        return len(self.read_range("proprio").low) if self.config.use_proprio else 0
 
     @property
     def bounds(self) -> Bounds:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Generator, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,37 +17,45 @@ from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowSizes
 from embodyrl.models.flow.config import check as check_flow
-from embodyrl.models.pi.checkpoint import LEROBOT_PREFIX, CheckpointFiles, Layout, Robot, robot_of
-from embodyrl.models.pi.config import Architecture, DenoisingTimes, Pi05Config, PiConfig, StateInput, ValueFrom
+from embodyrl.models.lerobot import PREPROCESSOR, RELATIVE_STEPS, steps_of
+from embodyrl.models.pi.checkpoint import LEROBOT_PREFIX, CheckpointFiles, Layout, Robot, robot_of, sees_state, ways_of
+from embodyrl.models.pi.config import (
+    Architecture,
+    DenoisingTimes,
+    Normalization,
+    Pi05Config,
+    PiConfig,
+    StateInput,
+    ValueFrom,
+)
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
-from embodyrl.models.saved import parse_json, with_kept
+from embodyrl.models.saved import with_kept
 from embodyrl.models.vla.cameras import check_chosen, check_there, choose_cameras
 from embodyrl.models.vla.checkpoint import choose_key
-from embodyrl.models.vla.config import Frozen, check_patches, check_robot, check_without_checkpoint
+from embodyrl.models.vla.config import Frozen, check_patches, check_robot, check_without_checkpoint, note_executed
 
 # ---------------------------------------------------------------------------------------------------------- conventions
 
-PREPROCESSOR = "policy_preprocessor.json"
-"""LeRobot's list of preprocessing steps."""
 WRITES_STATE = "pi05_prepare_state_tokenizer_processor_step"
 """The step that writes the state into the prompt. Its name is the same in all versions; up to LeRobot 0.4.4 it first
 pads the state to the model's width, from 0.5.0 on it does not."""
-SINCE_0_5_1 = ("delta_actions_processor", "relative_actions_processor")
-"""Two names of a step that exists from LeRobot 0.5.1 on, together with `use_relative_actions` in config.json. Files of
-0.5.0, which was the newest for a month, cannot be distinguished from those of 0.4."""
-
 Options = TypeVar("Options", bound=PiConfig)
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def settled(config: Options, files: CheckpointFiles) -> Options:
-    """Return the options with null values for prompt and times filled: as saved with the policy, else by its files.
+    """Return the options with null values for prompt, times and normalisation filled: as saved with the policy, else
+    by its files. The normalisation stays null where LeRobot's files may state it, see `ways_of`.
 
     Raises:
         PolicyError: a file that determines a value is damaged.
     """
     folder = Path(config.checkpoint or "")
     options = with_kept(config, folder) if config.checkpoint is not None and folder.is_dir() else config
-    found: dict[str, Any] = {"denoising_times": _times(options.denoising_times, files)}
+    found: dict[str, Any] = {
+        "denoising_times": _times(options.denoising_times, files),
+        "normalization": _saved(Normalization, "normalization", options.normalization),
+    }
     if isinstance(options, Pi05Config) and options.padded_state is None:
         found["padded_state"] = pads_state(files)
     return dataclasses.replace(options, **found)
@@ -54,11 +63,19 @@ def settled(config: Options, files: CheckpointFiles) -> Options:
 
 def _times(wanted: str | None, files: CheckpointFiles) -> DenoisingTimes:
     """Return the wanted way, else the one that the layout of the weights implies."""
-    if wanted is None:
+    found = _saved(DenoisingTimes, "denoising_times", wanted)
+    if found is None:
         return DenoisingTimes.divided if files.layout.prefix == LEROBOT_PREFIX else DenoisingTimes.summed
-    if wanted not in list(DenoisingTimes):
-        raise PolicyError(f"the checkpoint was saved with denoising_times = {wanted!r}", "set model.denoising_times")
-    return DenoisingTimes(wanted)
+    return found
+
+
+def _saved(kind: type[Choice], name: str, value: Any) -> Choice | None:
+    """Return the value of an option, which may come from a saved policy's description."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in list(kind):
+        raise PolicyError(f"the checkpoint was saved with {name} = {value!r:.60}", f"set model.{name}")
+    return kind(value)
 
 
 def pads_state(files: CheckpointFiles) -> bool:
@@ -67,14 +84,9 @@ def pads_state(files: CheckpointFiles) -> bool:
     Raises:
         PolicyError: LeRobot's list of steps is damaged.
     """
-    content = files.companions.get(PREPROCESSOR)
-    if content is None:
-        return False
-    steps = parse_json(content, PREPROCESSOR).get("steps")
-    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise PolicyError(f"{PREPROCESSOR}: steps is {steps!r:.60}, a list of steps was expected", "download it again")
-    names = [step.get("registry_name") for step in steps]
-    is_newer = "use_relative_actions" in files.config or any(name in names for name in SINCE_0_5_1)
+    # Files of LeRobot 0.5.0, which was the newest for a month, cannot be distinguished from those of 0.4.
+    names = [step.get("registry_name") for step in steps_of(files.companions, PREPROCESSOR)]
+    is_newer = "use_relative_actions" in files.config or any(name in names for name in RELATIVE_STEPS)
     return WRITES_STATE in names and not is_newer
 
 
@@ -84,7 +96,8 @@ def writes_padded(config: PiConfig) -> bool:
 
 
 def notes(config: Config) -> Iterator[str]:
-    """Yield texts about the conventions of a checkpoint's prompts and denoising times, and how to change them."""
+    """Yield texts about the conventions of a checkpoint's prompts, denoising times and normalisation, and how to change
+    them."""
     model = config.model
     assert isinstance(model, PiConfig)
     if model.checkpoint is None or not Path(model.checkpoint).is_dir():
@@ -106,6 +119,11 @@ def notes(config: Config) -> Iterator[str]:
         else f"denoising times add up -1/{model.denoising_steps} in float32, as openpi's"
     )
     yield f"{way} ({_reason('denoising_times', model, kept)})"
+    ways = ways_of(options, files)
+    both = f"states are normalised by {ways['STATE']}, actions by {ways['ACTION']}"
+    way = both if sees_state(options) else f"actions are normalised by {ways['ACTION']}"
+    yield f"{way} ({_reason('normalization', model, kept)})"
+    yield from note_executed(config, files.config.get("n_action_steps"))
 
 
 def _reason(name: str, given: PiConfig, kept: PiConfig) -> str:
@@ -152,9 +170,10 @@ def check(config: Config) -> Iterator[ConfigIssue]:
         )
     if model.checkpoint is None:
         yield from _check_scratch(config, model)
-        yield from check_there(config)
-    elif Path(model.checkpoint).is_dir():
+    if model.checkpoint is not None and Path(model.checkpoint).is_dir():
         yield from _check_folder(config, model, Path(model.checkpoint))
+    else:
+        yield from check_there(config)
 
 
 def _check_scratch(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
@@ -255,7 +274,7 @@ def _read_robot(config: Config, model: PiConfig, files: CheckpointFiles) -> Gene
         yield error.issue("model.unnorm_key")
         return None
     try:
-        return robot_of(chosen, model, proprio=state_dim(config), action_dim=action_dim(config))
+        return robot_of(chosen, model, files, proprio=state_dim(config), action_dim=action_dim(config))
     except PolicyError as error:
         yield error.issue(source)
         return None

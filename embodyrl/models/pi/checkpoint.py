@@ -18,13 +18,18 @@ import numpy as np
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import unit_range
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.pi.config import Normalization, PiConfig, StateInput
+from embodyrl.models.lerobot import NUMBERS as LEROBOT_NUMBERS
+from embodyrl.models.lerobot import Scale, refuse_relative_actions, refuse_scaled_images, stated_ways, unscaled
+from embodyrl.models.lerobot import scale_of as lerobot_scale
+from embodyrl.models.pi.config import PUBLISHED_NORMALIZATION, Normalization, PiConfig, StateInput
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer, word_tokenizer
-from embodyrl.models.saved import INDEX_FILE, parse_json, weight_names
+from embodyrl.models.saved import INDEX_FILE, parse_json, weight_shapes
+from embodyrl.models.unread import refuse_other_weights
 from embodyrl.models.vla.checkpoint import (
     CONFIG,
     FilesBesideWeights,
     first_not_finite,
+    impossible,
     parse_statistics,
     simulator_to_start_in,
 )
@@ -76,8 +81,8 @@ class Layout:
 
     @classmethod
     def read(cls, folder: Path) -> Layout:
-        """Return the layout of a checkpoint's weights; raises what `weight_names` raises."""
-        return cls.of(weight_names(folder))
+        """Return the layout of a checkpoint's weights; raises what `weight_shapes` raises."""
+        return cls.of(weight_shapes(folder))
 
     def public(self, name: str) -> str:
         """Return the name in a file of a name in the network."""
@@ -113,7 +118,7 @@ LEROBOT_NAMES = {"state": "observation.state", "actions": "action"}
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """Unchecked statistics of one data set; `read_norm_stats` checks them."""
+    """Unchecked statistics of one data set; `read_scale` checks them."""
 
     file: str
     """Their file, for messages."""
@@ -142,6 +147,7 @@ class CheckpointFiles(FilesBesideWeights):
         Raises:
             PolicyError: it is not the folder of such a checkpoint, or one of the other files does not exist.
         """
+        refuse_other_weights(folder)
         if not (folder / CONFIG).is_file():
             raise PolicyError(f"{folder} holds no {CONFIG}", "give the folder of a pi0 or pi0.5 checkpoint")
         places = sorted([*folder.glob("*"), *folder.glob("assets/**/*")])
@@ -225,32 +231,35 @@ def _openpi(content: bytes, path: str) -> Mapping[str, Any]:
 
 # ----------------------------------------------------------------------------------------------------------- statistics
 
-NUMBERS = {Normalization.zscore: ("mean", "std"), Normalization.quantile: ("q01", "q99")}
-"""Statistics that each normalisation needs."""
-KNOWN = [name for names in NUMBERS.values() for name in names]
+NUMBERS: Mapping[str, tuple[str, ...]] = {"zscore": ("mean", "std"), "quantile": ("q01", "q99"), **LEROBOT_NUMBERS}
+"""Statistics that each way of normalisation needs: openpi's, as `Normalization` names them, and LeRobot's."""
+SAME = {"MEAN_STD": Normalization.zscore, "QUANTILES": Normalization.quantile}
+"""LeRobot's ways that normalise by the same statistics as openpi's."""
+USUAL = ("mean", "std", "q01", "q99")
+"""Statistics that show which entries are padding."""
+EPSILON = 1e-6
+"""Added to the width of ranges, as in openpi."""
 REMEDY = "download the file again, or set model.statistics to another one"
 
 
-@dataclass(frozen=True)
-class NormStats:
-    """Two numbers for each dimension of a state or an action."""
-
-    first: Sequence[float]
-    """Means, or 1st percentiles."""
-    second: Sequence[float]
-    """Standard deviations, or 99th percentiles."""
-
-    def __len__(self) -> int:
-        return len(self.first)
+def scale_of(way: str, first: Sequence[float], second: Sequence[float]) -> Scale:
+    """Return the normalisation by two statistics `[D]`, those of `NUMBERS[way]`."""
+    low, high = np.array(first, np.float64), np.array(second, np.float64)
+    if way not in list(Normalization):
+        return lerobot_scale(way, low, high)
+    if way == Normalization.zscore:
+        return Scale(low, high + EPSILON, high + EPSILON)
+    half_width = 0.5 * (high - low + EPSILON)
+    return Scale(low, half_width, half_width, shift=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
     """Statistics of one robot."""
 
-    states: NormStats | None
+    states: Scale | None
     """None: the model reads no states."""
-    actions: NormStats
+    actions: Scale
 
 
 def sees_state(model: PiConfig) -> bool:
@@ -258,32 +267,67 @@ def sees_state(model: PiConfig) -> bool:
     return model.state is not StateInput.none or model.relative_action_dims > 0
 
 
-def robot_of(statistics: Statistics, model: PiConfig, *, proprio: int | None, action_dim: int | None) -> Robot:
+def robot_of(
+    statistics: Statistics, model: PiConfig, files: CheckpointFiles, *, proprio: int | None, action_dim: int | None
+) -> Robot:
     """Return the robot that statistics describe, without the zeros that openpi once padded states and actions with.
 
     Args:
         statistics: statistics of one data set.
         model: the model's options.
+        files: of the checkpoint, which may state how it was normalised.
         proprio: size of the simulator's state; None: not known.
         action_dim: size of an action; None: not known.
 
     Raises:
-        PolicyError: the statistics lack numbers, or are damaged.
+        PolicyError: the statistics lack numbers, or are damaged, or the files state another normalisation than the
+            options.
     """
-    states = read_norm_stats(statistics, "state", model.normalization, proprio) if sees_state(model) else None
-    actions = read_norm_stats(statistics, "actions", model.normalization, action_dim)
+    ways = ways_of(model, files)
+    states = read_scale(statistics, "state", ways["STATE"], proprio) if sees_state(model) else None
+    actions = read_scale(statistics, "actions", ways["ACTION"], action_dim)
     if not len(actions):
         raise PolicyError(f"{statistics.file}: {statistics.names['actions']} has nothing but zeros: {REMEDY}")
     return Robot(states=states, actions=actions)
 
 
-def read_norm_stats(statistics: Statistics, kind: str, normalization: Normalization, size: int | None) -> NormStats:
-    """Return the numbers that a normalisation needs, without padding.
+def ways_of(model: PiConfig, files: CheckpointFiles) -> dict[str, str]:
+    """Return the way of normalisation (a key of `NUMBERS`) of STATE and ACTION: as LeRobot's files in the checkpoint
+    state, else as the options do, else as published.
+
+    Raises:
+        PolicyError: a file is damaged, or the files contradict each other or the options.
+    """
+    if not model.relative_action_dims:
+        joints = files.config.get("relative_exclude_joints", ["gripper"])
+        refuse_relative_actions(
+            files.config,
+            files.companions,
+            "set model.relative_action_dims to the number of leading action dims that are: all but "
+            f"relative_exclude_joints, {joints!r:.60}",
+        )
+    wanted, stated = model.normalization, stated_ways(files.config, files.companions)
+    if stated is None:
+        return dict.fromkeys(("STATE", "ACTION"), wanted or PUBLISHED_NORMALIZATION[model.name])
+    refuse_scaled_images(stated)
+    for kind in ("STATE", "ACTION") if sees_state(model) else ("ACTION",):
+        if wanted is not None and SAME.get(stated[kind]) is not wanted:
+            right = SAME.get(stated[kind], "null")
+            raise PolicyError(
+                f"model.normalization is {wanted.value}, but the checkpoint's {kind} was normalised by {stated[kind]} "
+                f"(normalization_mapping)",
+                f"set model.normalization to {right}",
+            )
+    return {kind: stated[kind] for kind in ("STATE", "ACTION")}
+
+
+def read_scale(statistics: Statistics, kind: str, way: str, size: int | None) -> Scale:
+    """Return the normalisation of a state or an action, without padding.
 
     Args:
         statistics: statistics of one data set.
         kind: `state` or `actions`.
-        normalization: the normalisation.
+        way: a key of `NUMBERS`.
         size: size in the simulator; None: not known. Statistics that are longer, or all if it is None, are cut after
             the last entry that is not padding.
 
@@ -291,14 +335,18 @@ def read_norm_stats(statistics: Statistics, kind: str, normalization: Normalizat
         PolicyError: the statistics lack such numbers, or are damaged.
     """
     where = f"{statistics.file}: {statistics.names[kind]}"
-    columns = _columns(statistics, kind, normalization, where)
-    length, real = len(columns[NUMBERS[normalization][0]]), _without_padding(list(columns.values()))
+    columns = _columns(statistics, kind, way, where)
+    length, real = len(next(iter(columns.values()), ())), _without_padding(list(columns.values()))
     kept = length if size is not None and length <= size else real
-    first, second = (columns[name][:kept] for name in NUMBERS[normalization])
-    return NormStats(first, second)
+    if not NUMBERS[way]:
+        return unscaled(kept)
+    first, second = (columns[name][:kept] for name in NUMBERS[way])
+    if (fault := impossible(NUMBERS[way], first, second)) is not None:
+        raise PolicyError(f"{where}.{fault}: {REMEDY}")
+    return scale_of(way, first, second)
 
 
-def _columns(statistics: Statistics, kind: str, normalization: Normalization, where: str) -> dict[str, Sequence[float]]:
+def _columns(statistics: Statistics, kind: str, way: str, where: str) -> dict[str, Sequence[float]]:
     """Return all columns of the entry that exist; they have the same length."""
     entry = statistics.content.get(statistics.names[kind])
     if not isinstance(entry, Mapping):
@@ -306,14 +354,10 @@ def _columns(statistics: Statistics, kind: str, normalization: Normalization, wh
             f"{statistics.file} has no entry {statistics.names[kind]!r} (has: {', '.join(statistics.content) or 'none'}"
             "): set model.statistics to the file of a data set that was recorded with it"
         )
-    found = {name: entry[name] for name in KNOWN if entry.get(name) is not None}
-    lacking = [name for name in NUMBERS[normalization] if name not in found]
-    if lacking:
-        other = next(each for each in Normalization if each is not normalization)
+    found = {name: entry[name] for name in dict.fromkeys((*USUAL, *NUMBERS[way])) if entry.get(name) is not None}
+    if lacking := [name for name in NUMBERS[way] if name not in found]:
         raise PolicyError(
-            f"{where} lacks {', '.join(lacking)} (has: {', '.join(found) or 'none'}), which model.normalization = "
-            f"{normalization.value} needs: set model.statistics to a file with them, or model.normalization to "
-            f"{other.value} if the model was trained so"
+            f"{where} lacks {', '.join(lacking)} (has: {', '.join(found) or 'none'}), which {_needed_by(way)}"
         )
     columns = {name: _finite(numbers, f"{where}.{name}") for name, numbers in found.items()}
     lengths = {name: len(numbers) for name, numbers in columns.items()}
@@ -321,6 +365,18 @@ def _columns(statistics: Statistics, kind: str, normalization: Normalization, wh
         counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise PolicyError(f"{where} is damaged: {counts} numbers, as many of each were expected: {REMEDY}")
     return columns
+
+
+def _needed_by(way: str) -> str:
+    """Return the end of the message about statistics that a way of normalisation needs, with the remedy."""
+    instead = "set model.statistics to a file with them"
+    if way not in list(Normalization):
+        return f"the checkpoint's normalization_mapping {way} needs: {instead}"
+    other = next(each for each in Normalization if each != way)
+    return (
+        f"model.normalization = {way} needs: {instead}, or model.normalization to {other.value} if the model was "
+        "trained so"
+    )
 
 
 def _finite(numbers: Any, where: str) -> Sequence[float]:
@@ -400,9 +456,8 @@ def _ranges(simulator: SimulatorSpec) -> dict[str, Any]:
         "actions": (centre, half_width, simulator.action_low, simulator.action_high),
         "state": (zeros, ones, -ones, ones),
     }
-    names = ("mean", "std", "q01", "q99")
     return {
-        key: {name: np.asarray(column).tolist() for name, column in zip(names, columns, strict=True)}
+        key: {name: np.asarray(column).tolist() for name, column in zip(USUAL, columns, strict=True)}
         for key, columns in numbers.items()
     }
 
@@ -413,7 +468,7 @@ STATE_DIM, ACTION_DIM = 8, 7
 
 def published_files() -> CheckpointFiles:
     """Build the files of a model of the published size; an empty config.json stands for openpi's sizes."""
-    above = {name: name in ("std", "q99") for name in KNOWN}
+    above = {name: name in ("std", "q99") for name in USUAL}
     ranges = {
         key: {name: [float(one)] * count for name, one in above.items()}
         for key, count in (("state", STATE_DIM), ("actions", ACTION_DIM))

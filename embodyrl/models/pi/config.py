@@ -10,11 +10,12 @@ from typing import Any
 from embodyrl.config.schema import setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
+from embodyrl.models.vla.checkpoint import check_whole
 from embodyrl.models.vla.config import Frozen
 
 
 class Normalization(StrEnum):
-    """Statistics of the data set that normalise states and actions."""
+    """Statistics of the data set that normalise states and actions, by openpi's formulas."""
 
     zscore = "zscore"
     quantile = "quantile"
@@ -75,8 +76,10 @@ class PiConfig(FlowConfig):
     checkpoint's folder; a model with random weights takes the simulator's ranges."""
     tokenizer: str | None = setting(None)
     """PaliGemma's tokenizer.json or tokenizer.model. null: the one in the checkpoint's folder."""
-    normalization: Normalization = setting(Normalization.zscore)
-    """zscore: by mean and standard deviation. quantile: the 1st and the 99th percentile become -1 and 1."""
+    normalization: Normalization | None = setting(None)
+    """zscore: by mean and standard deviation. quantile: the 1st and the 99th percentile become -1 and 1. null: as the
+    policy was saved, else as LeRobot's files in the checkpoint say (`normalization_mapping`), else as published: zscore
+    for pi0, quantile for pi05."""
     state: StateInput = setting(StateInput.token)
     """token: a separate token (pi0 only). prompt: written into the prompt in 256 bins (pi05 only).
     none: not at all, as openpi's pi05_libero; the token of pi0 is zeros then."""
@@ -112,8 +115,6 @@ class Pi0Config(PiConfig):
 class Pi05Config(PiConfig):
     """pi0.5: the time goes into the norms of the action expert, the state into the task description, if anywhere."""
 
-    normalization: Normalization = setting(Normalization.quantile)
-    """zscore: by mean and standard deviation. quantile: the 1st and the 99th percentile become -1 and 1."""
     state: StateInput = setting(StateInput.prompt)
     """token: a separate token (pi0 only). prompt: written into the prompt in 256 bins (pi05 only).
     none: not at all, as openpi's pi05_libero."""
@@ -163,6 +164,8 @@ SO400M = {
 VOCABULARY = 257152
 OTHERS = {"gr00t_n1_5": "gr00t", "groot": "gr00t"}
 """Names in this package of models that have another name in their config.json."""
+PUBLISHED_NORMALIZATION = {"pi0": Normalization.zscore, "pi05": Normalization.quantile}
+"""Normalisation of models whose files do not state it."""
 PROMPT_LENGTH = {"pi0": 48, "pi05": 200}
 """Tokens of a prompt, with padding."""
 IMAGES = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
@@ -260,11 +263,8 @@ def _needed(config: Mapping[str, Any], where: str, key: str) -> Mapping[str, Any
 def _whole(config: Mapping[str, Any], where: str, *keys: str, default: int | None = None, least: int = 1) -> int:
     """Return the number under the first of `keys` that exists."""
     for key in keys:
-        found = config.get(key)
-        if isinstance(found, int) and not isinstance(found, bool) and found >= least:
-            return found
-        if found is not None:
-            raise _damaged(where + key, found, f"a whole number from {least} on")
+        if (found := config.get(key)) is not None:
+            return check_whole(found, where + key, least=least)
     if default is None:
         raise PolicyError(
             f"config.json lacks {where}{keys[0]}, which determines the model's shape: download the file again"
@@ -293,12 +293,14 @@ def _sizes(config: Mapping[str, Any], where: str) -> GemmaSizes:
 def _vision(config: Mapping[str, Any], vlm: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the sizes of SigLIP; config.json has the image's side separately."""
     sizes = SO400M if vlm is None else _needed(vlm, "vlm_config", "vision_config")
-    for key in SO400M.keys() - {"image_size"}:
-        _whole(sizes, "vlm_config.vision_config.", key)
+    found = {key: _whole(sizes, "vlm_config.vision_config.", key) for key in SO400M if key != "image_size"}
+    if found["hidden_size"] % found["num_attention_heads"]:
+        heads = found["num_attention_heads"]
+        raise _damaged("vlm_config.vision_config.hidden_size", found["hidden_size"], f"a multiple of {heads} heads")
     resolution = config.get("image_resolution", [SO400M["image_size"]])
     if not isinstance(resolution, list) or not resolution:
         raise _damaged("image_resolution", resolution, "a list of two sides in pixels")
-    return dict(sizes) | {"image_size": _whole({"image_resolution[0]": resolution[0]}, "", "image_resolution[0]")}
+    return found | {"image_size": _whole({"image_resolution[0]": resolution[0]}, "", "image_resolution[0]")}
 
 
 def _images(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -20,10 +20,10 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
+from embodyrl.models.lerobot import unscaled
 from embodyrl.models.pi.check import misfits, settled, written_numbers
 from embodyrl.models.pi.checkpoint import (
     CheckpointFiles,
-    NormStats,
     Robot,
     published_files,
     robot_of,
@@ -32,13 +32,14 @@ from embodyrl.models.pi.checkpoint import (
 )
 from embodyrl.models.pi.config import Architecture, DenoisingTimes, PiConfig, StateInput, ValueFrom
 from embodyrl.models.pi.network import Pi, Prefix, initialize
-from embodyrl.models.pi.processor import WrittenStates, normalizer, pixel_values
+from embodyrl.models.pi.processor import WrittenStates, pixel_values
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyObservation, PolicySpec
 from embodyrl.models.vla.cameras import choose_cameras
-from embodyrl.models.vla.checkpoint import choose_key
+from embodyrl.models.vla.checkpoint import CONFIG, choose_key, described_by
 from embodyrl.models.vla.config import Frozen
 from embodyrl.models.vla.processor import SimulatorUnits, check_images, read_state
+from embodyrl.models.vla.scaling import Normalizer
 from embodyrl.models.weights import Naming, read_weights, write_single_file
 from embodyrl.registry import SupportedModel
 
@@ -74,8 +75,8 @@ class PiPolicy(FlowPolicy):
         self.architecture = Architecture.from_config(config.name, self.files.config, expert_head=expert_head)
         robot = self._choose_robot(simulator, chunk_size)
         self.network = _build_network(self.architecture, random=config.checkpoint is None).to(self.dtype)
-        self.states = normalizer(robot.states or NormStats((), ()), config.normalization)
-        self.actions = normalizer(robot.actions, config.normalization)
+        self.states = Normalizer(unscaled(0) if robot.states is None else robot.states)
+        self.actions = Normalizer(robot.actions)
         self.cameras = choose_cameras(
             config.cameras, None if simulator is None else simulator.cameras, self.architecture.images
         )
@@ -111,7 +112,7 @@ class PiPolicy(FlowPolicy):
         acting = None if simulator is None else simulator.action_dim
         statistics = self.files.statistics
         chosen = statistics[choose_key(statistics, self.config.unnorm_key)]
-        robot = robot_of(chosen, self.config, proprio=proprio, action_dim=acting)
+        robot = robot_of(chosen, self.config, self.files, proprio=proprio, action_dim=acting)
         relative = self.config.relative_action_dims
         for issue in misfits(self.architecture, chunk_size, robot, proprio, acting, relative):
             raise PolicyError(f"{issue.message}: {issue.hint}")
@@ -160,7 +161,7 @@ class PiPolicy(FlowPolicy):
 
     def _proprio(self, observation: PolicyObservation) -> Tensor:
         if not sees_state(self.config):
-            return self.states.centre.expand(len(observation.task_descriptions), -1)
+            return self.states.origin.expand(len(observation.task_descriptions), -1)
         return read_state(observation.proprio, len(self.states), self.start.device)
 
     # ----------------------------------------------------------------------------------------------------- the network
@@ -277,7 +278,7 @@ def _build_network(architecture: Architecture, *, random: bool) -> Pi:
         network = Pi(architecture)
         initialize(network)
         return network
-    with torch.device("meta"):
+    with torch.device("meta"), described_by(CONFIG):
         network = Pi(architecture)
     positions = network.vision.embeddings.position_ids  # not a parameter, so not in checkpoints
     network.vision.embeddings.position_ids = torch.arange(positions.shape[-1]).view(positions.shape)

@@ -1,4 +1,4 @@
-"""Preprocessing of images, and normalisation of states and actions."""
+"""Preprocessing of images, and of states that prompts contain."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from embodyrl.models.pi.checkpoint import NormStats
-from embodyrl.models.pi.config import Normalization
-from embodyrl.models.vla.processor import Normalizer, read_state
+from embodyrl.models.vla.processor import read_state
 from embodyrl.models.vla.resize import resize
-
-EPSILON = 1e-6
-"""Added to the width of ranges, as in public code."""
+from embodyrl.models.vla.scaling import Normalizer
 
 
 def letterbox(images: Tensor, side: int) -> Tensor:
@@ -52,19 +48,5 @@ class WrittenStates:
         Raises:
             PolicyError: the states are missing, or have another size.
         """
-        state = self._ranges.normalize(read_state(proprio, len(self._ranges), self._ranges.centre.device))
+        state = self._ranges.normalize(read_state(proprio, len(self._ranges), self._ranges.origin.device))
         return [*functional.pad(state, (0, self._width - state.shape[1])).cpu().numpy()]
-
-
-def normalizer(ranges: NormStats, normalization: Normalization) -> Normalizer:
-    """Return the normalizer of the actions or states of a data set.
-
-    Args:
-        ranges: statistics of the data set.
-        normalization: the kind of these statistics.
-    """
-    first, second = (torch.tensor(numbers, dtype=torch.float64) for numbers in (ranges.first, ranges.second))
-    if normalization is Normalization.zscore:
-        return Normalizer(first, second + EPSILON)
-    half_width = 0.5 * (second - first + EPSILON)
-    return Normalizer(first + half_width, half_width)

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.vla.checkpoint import read_tokenizer as parse_tokenizer
 from embodyrl.models.vla.words import UNKNOWN, word_level, words_of
 
 BOS, PAD = "<bos>", "<pad>"
@@ -39,7 +40,7 @@ def read_tokenizer(name: str, content: bytes) -> tuple[Encode, int]:
     """
     try:
         if name.endswith(".json"):
-            tokenizer = Tokenizer.from_str(content.decode())
+            tokenizer = parse_tokenizer(content, name)
             begin = tokenizer.token_to_id(BOS)
             if begin is None:
                 raise PolicyError(

@@ -10,11 +10,21 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import action_dim, state_dim
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.prismatic.checkpoint import CheckpointFiles, head_file
-from embodyrl.models.prismatic.config import PrismaticConfig
+from embodyrl.models.prismatic.checkpoint import (
+    PREPROCESSOR,
+    TOKENIZER,
+    CheckpointFiles,
+    head_file,
+    read_preprocessing,
+    read_range,
+    unused_parts,
+)
+from embodyrl.models.prismatic.config import Architecture, PrismaticConfig
 from embodyrl.models.saved import open_shard, shard_files
-from embodyrl.models.vla.checkpoint import choose_key
+from embodyrl.models.vla.checkpoint import choose_key, read_tokenizer
 from embodyrl.models.vla.config import check_robot, check_without_checkpoint
+from embodyrl.registry import ALGORITHMS
+from embodyrl.screen import counted
 
 
 def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Iterator[ConfigIssue]:
@@ -30,8 +40,10 @@ def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Itera
     if len(cameras) != num_images:
         yield ConfigIssue(
             "env.cameras",
-            f"env.cameras names {len(cameras)} camera(s), but model {model.name!r} takes {num_images} image(s)",
-            f"name {num_images} camera(s) of the simulator",
+            f"env.cameras names {counted(len(cameras), 'camera')}, but model {model.name!r} takes "
+            f"{counted(num_images, 'image')}",
+            f"name {counted(num_images, 'camera')} of the simulator",
+            fix={"env.cameras": cameras[:num_images]} if len(cameras) > num_images else {},
         )
     if model.adapter is not None and not Path(model.adapter).is_dir():
         yield ConfigIssue(
@@ -55,16 +67,43 @@ def _check_folder(
     except PolicyError as error:
         yield error.issue("model.checkpoint")
         return
+    if not _learns_tokens(config):
+        yield from (error.issue("model.checkpoint") for error in unused_parts(folder, heads))
     try:
-        chosen = files.statistics[choose_key(files.statistics, model.unnorm_key)]
+        statistics = files.statistics
+        Architecture.from_config(files.config)
+        read_preprocessing(files.parse(PREPROCESSOR))
+        read_tokenizer(files.tokenizer, TOKENIZER)
+    except PolicyError as error:
+        yield error.issue("model.checkpoint")
+        return
+    try:
+        key = choose_key(statistics, model.unnorm_key)
     except PolicyError as error:
         yield error.issue("model.unnorm_key")
         return
     sizes = {"actions": ("action", action_dim(config), "its matching controller")}
     if getattr(model, "use_proprio", False):
         sizes["states"] = ("proprio", state_dim(config), "other states with env.proprio")
+    bounds = str(getattr(model, "normalization", "q99"))
     for what, (name, there, instead) in sizes.items():
-        numbers = chosen.get(name, {}).get("q01")
-        if isinstance(numbers, list):
-            settings = ("model.unnorm_key",)
-            yield from check_robot(what, len(numbers), math.inf, there, settings=settings, instead=instead)
+        try:
+            numbers = read_range(statistics, key, name, bounds).low
+        except PolicyError as error:
+            yield error.issue("model.checkpoint")
+            continue
+        settings = ("model.unnorm_key",)
+        yield from check_robot(what, len(numbers), math.inf, there, settings=settings, instead=instead)
+
+
+def _learns_tokens(config: Config) -> bool:
+    """Return whether a run learns from demonstrations only, and so can teach a model what it was not trained for."""
+    algorithm = config.algorithm.name
+    return algorithm in ALGORITHMS and ALGORITHMS.entry(algorithm).demonstrations is True
+
+
+def notes(config: Config, heads: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield texts about parts of the checkpoint that the options do not use; see `check`."""
+    model = config.model
+    if model.checkpoint is not None and Path(model.checkpoint).is_dir():
+        yield from map(str, unused_parts(Path(model.checkpoint), heads))

@@ -7,6 +7,7 @@ Imports no torch, so that a config can be checked against its checkpoint before 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,15 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.prismatic.config import THREE_LAYERS, ScratchConfig
 from embodyrl.models.prismatic.prompts import PAD, word_tokenizer
 from embodyrl.models.saved import parse_json, read_json
-from embodyrl.models.vla.checkpoint import CONFIG, FilesBesideWeights, simulator_to_start_in
+from embodyrl.models.unread import refuse_other_weights
+from embodyrl.models.vla.checkpoint import (
+    CONFIG,
+    FilesBesideWeights,
+    check_whole,
+    first_not_finite,
+    impossible,
+    simulator_to_start_in,
+)
 
 # ---------------------------------------------------------------------------------------------------------------- files
 
@@ -49,6 +58,8 @@ class CheckpointFiles(FilesBesideWeights):
         Raises:
             PolicyError: it is not the folder of such a checkpoint.
         """
+        refuse_other_weights(folder)
+        refuse_unknown_parts(folder)
         for name in (CONFIG, PREPROCESSOR, TOKENIZER):
             if not (folder / name).is_file():
                 raise PolicyError(
@@ -66,13 +77,32 @@ class CheckpointFiles(FilesBesideWeights):
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """Return statistics of the training data by data set; fine-tuned models have them in a separate file."""
-        return {**self.config.get("norm_stats", {}), **self.parse(STATISTICS)}
+        """Return statistics of the training data by data set, which `read_range` checks; fine-tuned models have them in
+        a separate file.
+
+        Raises:
+            PolicyError: those in config.json are no object.
+        """
+        own = self.config.get("norm_stats")
+        if own is not None and not isinstance(own, Mapping):
+            raise PolicyError(
+                f"{CONFIG}: norm_stats is {own!r:.60}, an object with data sets was expected", "download it again"
+            )
+        return {**(own or {}), **self.parse(STATISTICS)}
 
     @property
-    def tokenizer(self) -> str:
-        """Return the text of tokenizer.json."""
-        return self.companions[TOKENIZER].decode()
+    def tokenizer(self) -> bytes:
+        """Return the contents of tokenizer.json."""
+        return self.companions[TOKENIZER]
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How images are preprocessed.
+
+        Raises:
+            PolicyError: preprocessor_config.json is damaged, or asks for what is not implemented.
+        """
+        return read_preprocessing(self.parse(PREPROCESSOR))
 
 
 def head_file(folder: Path, name: str) -> Path:
@@ -88,6 +118,161 @@ def head_file(folder: Path, name: str) -> Path:
         names = ", ".join(path.name for path in found)
         raise PolicyError(f"{folder} holds several files of the {name} ({names}): leave the one to use")
     return found[0]
+
+
+TRAINED_WITH = {
+    "action_head": (
+        "a head that computes actions, its action tokens perhaps never",
+        "set model.action_head to l1 (model openvla_oft), or remove the file if the tokens were trained as well",
+    ),
+    "proprio_projector": (
+        "the robot's state as a further input",
+        "set model.use_proprio to true (model openvla_oft), or remove the file if the model can do without",
+    ),
+}
+"""What the file of a part tells about the training of the model, and what to do if nothing reads it, by its prefix."""
+NOT_IMPLEMENTED = {
+    "vision_backbone": "a vision tower that reads the task description (FiLM)",
+    "noisy_action_projector": "a head that denoises actions",
+}
+"""What the file of a part tells about a training that is not implemented, by its prefix."""
+
+
+def refuse_unknown_parts(folder: Path) -> None:
+    """Raise a `PolicyError` if a folder has a part that is not implemented, without which the model fails silently."""
+    for name, what in NOT_IMPLEMENTED.items():
+        if found := sorted(folder.glob(f"{name}--*.pt")):
+            raise PolicyError(f"{found[0]} shows a model with {what}, which is not implemented", "take another one")
+
+
+def unused_parts(folder: Path, used: Collection[str]) -> Iterator[PolicyError]:
+    """Yield an error for each part in a folder that the model was trained with and that is not among those used, by
+    their prefixes: from such a model, reinforcement learning begins without any success."""
+    for name, (trained_with, remedy) in TRAINED_WITH.items():
+        found = sorted(folder.glob(f"{name}--*.pt"))
+        if found and name not in used:
+            yield PolicyError(f"{found[0]} is not read, but the model was trained with {trained_with}", remedy)
+
+
+# -------------------------------------------------------------------------------------- statistics and preprocessing
+
+ENDS = {"q99": ("q01", "q99"), "min_max": ("min", "max")}
+"""Statistics that are mapped to -1 and 1, by the name of the normalisation."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """What is mapped to [-1, 1], for each number of an action or a state."""
+
+    low: Sequence[float]
+    high: Sequence[float]
+    mask: Sequence[bool]
+    """False: the number stays as it is."""
+
+
+def read_range(statistics: Mapping[str, Any], key: str, part: str, bounds: str) -> Range:
+    """Return the range of a data set's actions or states.
+
+    Args:
+        statistics: by data set.
+        key: the data set.
+        part: `action` or `proprio`.
+        bounds: a key of `ENDS`.
+
+    Raises:
+        PolicyError: the statistics are missing or damaged.
+    """
+    where = f"the statistics of {key!r}"
+    chosen = statistics[key]
+    entry = chosen.get(part) if isinstance(chosen, Mapping) else None
+    if not isinstance(entry, Mapping):
+        raise _wrong(f"{where}: {part}", entry, f"an object with {' and '.join(ENDS[bounds])}")
+    if missing := [name for name in ENDS[bounds] if name not in entry]:
+        raise PolicyError(f"the checkpoint's statistics lack {', '.join(missing)} (have: {', '.join(entry)})")
+    low, high = (_numbers(entry[name], f"{where}: {part}.{name}") for name in ENDS[bounds])
+    mask = entry.get("mask", [True] * len(low))
+    if not isinstance(mask, list) or not all(isinstance(each, bool) for each in mask):
+        raise _wrong(f"{where}: {part}.mask", mask, "a list of true and false")
+    if not len(low) == len(high) == len(mask):
+        names = f"{part}.{ENDS[bounds][0]}, {ENDS[bounds][1]} and mask"
+        raise PolicyError(
+            f"{where}: {names} have {len(low)}, {len(high)} and {len(mask)} numbers, as many of each were expected",
+            "download them again",
+        )
+    if (fault := impossible(ENDS[bounds], low, high)) is not None:
+        raise PolicyError(f"{where}: {part}.{fault}", "download them again")
+    return Range(low, high, mask)
+
+
+def _numbers(found: Any, where: str) -> list[float]:
+    if not isinstance(found, list) or not found:
+        raise _wrong(where, found, "a list of numbers")
+    if (place := first_not_finite(found)) is not None:
+        raise _wrong(f"{where}[{place}]", found[place], "a finite number")
+    return found
+
+
+def _wrong(where: str, found: Any, expected: str) -> PolicyError:
+    return PolicyError(f"{where} is {found!r:.60}, {expected} was expected", "download it again")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How images are resized and normalised."""
+
+    side: int
+    """Of the square images [pixels]."""
+    interpolation: int
+    """PIL's number."""
+    mean: Sequence[float]
+    """`[3*T]`, for `T` vision towers."""
+    std: Sequence[float]
+
+
+def read_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
+    """Read the contents of preprocessor_config.json.
+
+    Raises:
+        PolicyError: it is damaged, or asks for what is not implemented.
+    """
+    strategy = config.get("image_resize_strategy")
+    if strategy != "resize-naive":
+        raise PolicyError(
+            f"{PREPROCESSOR}: image_resize_strategy is {strategy!r:.60}, only 'resize-naive' is supported"
+        )
+    resizes = [
+        (*_list(entry, "tvf_resize_params", "size", 2), entry.get("interpolation"))
+        for entry in _entries(config, "tvf_resize_params")
+    ]
+    height, width, interpolation = resizes[0]
+    if any(each != resizes[0] for each in resizes) or height != width:
+        raise PolicyError(f"{PREPROCESSOR}: expected the same square size for every vision tower")
+    if type(interpolation) is not int or interpolation not in range(6):
+        raise _wrong(f"{PREPROCESSOR}: interpolation", interpolation, "PIL's number of one, from 0 to 5,")
+    colours: dict[str, list[float]] = {"mean": [], "std": []}
+    for entry in _entries(config, "tvf_normalize_params"):
+        for name, numbers in colours.items():
+            numbers += _numbers(_list(entry, "tvf_normalize_params", name, 3), f"{PREPROCESSOR}: {name}")
+    if 0 in colours["std"]:
+        raise _wrong(f"{PREPROCESSOR}: std", 0, "a number above 0")
+    return Preprocessing(
+        check_whole(height, "tvf_resize_params.image_size", file=PREPROCESSOR), interpolation, **colours
+    )
+
+
+def _entries(config: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return the entries of a list, one for each vision tower."""
+    found = config.get(name)
+    if not isinstance(found, list) or len(found) not in (1, 2) or not all(isinstance(each, Mapping) for each in found):
+        raise _wrong(f"{PREPROCESSOR}: {name}", found, "a list of one object for each of one or two vision towers")
+    return found
+
+
+def _list(entry: Mapping[str, Any], where: str, name: str, length: int) -> list[Any]:
+    found = entry.get(name)
+    if not isinstance(found, list) or len(found) != length:
+        raise _wrong(f"{PREPROCESSOR}: {where}.{name}", found, f"a list of {length}")
+    return found
 
 
 # ------------------------------------------------------------------------------------------------- without a checkpoint

@@ -8,7 +8,6 @@ that. Shapes: `B` samples, `P` patches, `F` vision features, `L` tokens, `E` wid
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import re
@@ -16,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,8 +22,9 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.libraries import LlamaConfig, LlamaForCausalLM, LlamaRotaryEmbedding, timm
 from embodyrl.models.prismatic.checkpoint import head_file
 from embodyrl.models.prismatic.config import Architecture
-from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE
-from embodyrl.models.weights import Naming
+from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE, read_json
+from embodyrl.models.vla.checkpoint import CONFIG, described_by, first_not_finite
+from embodyrl.models.weights import Naming, read_tensors
 
 # ---------------------------------------------------------------------------------------------------------- the network
 
@@ -146,7 +144,7 @@ class PrismaticNetwork(nn.Module):
     @classmethod
     def on_meta(cls, architecture: Architecture) -> PrismaticNetwork:
         """Build the network with parameters on the meta device."""
-        with torch.device("meta"):
+        with torch.device("meta"), described_by(CONFIG):
             network = cls(architecture)
         # Not a parameter, so no checkpoint contains it.
         network.language_model.model.rotary_emb = LlamaRotaryEmbedding(network.language_model.config)
@@ -220,7 +218,9 @@ def read_head(folder: Path, name: str) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise PolicyError(f"{path} is damaged or holds more than tensors", "download it again") from error
-    return {key.removeprefix(HEAD_PREFIX): value for key, value in content.items()}
+    if not isinstance(content, dict) or not all(isinstance(each, Tensor) for each in content.values()):
+        raise PolicyError(f"{path} holds no tensors by name", "download it again")
+    return {str(key).removeprefix(HEAD_PREFIX): value for key, value in content.items()}
 
 
 def write_head(head: nn.Module, folder: Path, name: str) -> None:
@@ -273,13 +273,14 @@ def _read_adapter(folder: Path) -> tuple[dict[str, Tensor], float]:
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         if not (folder / name).is_file():
             raise PolicyError(f"{folder} holds no {name}", "give the folder of a LoRA adapter")
-    try:
-        config = json.loads((folder / ADAPTER_CONFIG).read_text())
-        tensors = load_file(folder / ADAPTER_WEIGHTS)
-    except (ValueError, SafetensorError) as error:
-        raise PolicyError(f"the LoRA adapter in {folder} is damaged ({error})", "download it again") from error
+    config, tensors = read_json(folder / ADAPTER_CONFIG), read_tensors(folder / ADAPTER_WEIGHTS)
     if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("rank_pattern"):
         raise PolicyError(f"{folder / ADAPTER_CONFIG}: only plain LoRA adapters are supported")
-    rank, alpha = config["r"], config["lora_alpha"]
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if rank is None or alpha is None or first_not_finite([rank, alpha]) is not None or rank <= 0:
+        raise PolicyError(
+            f"{folder / ADAPTER_CONFIG}: r and lora_alpha are {rank!r:.30} and {alpha!r:.30}, numbers were expected",
+            "download it again",
+        )
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()}, scale

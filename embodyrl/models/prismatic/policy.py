@@ -28,7 +28,7 @@ from embodyrl.models.policy import (
     PolicyObservation,
     PolicySpec,
 )
-from embodyrl.models.prismatic.checkpoint import PREPROCESSOR, CheckpointFiles, published_files, scratch_files
+from embodyrl.models.prismatic.checkpoint import CheckpointFiles, Range, published_files, read_range, scratch_files
 from embodyrl.models.prismatic.config import Architecture, Gripper, PrismaticConfig
 from embodyrl.models.prismatic.network import (
     NAMING,
@@ -47,6 +47,7 @@ from embodyrl.models.vla.checkpoint import choose_key
 from embodyrl.models.vla.config import ActionUnits
 from embodyrl.models.vla.processor import SimulatorUnits, check_images
 from embodyrl.models.weights import DTYPES, fill, load_strictly, read_tensors, read_weights, write_weights
+from embodyrl.screen import counted
 
 VALUE_FILE = "value_head.safetensors"
 UNITS_REMEDY = "choose statistics (model.unnorm_key) of this robot, or its matching controller"
@@ -81,16 +82,14 @@ class PrismaticPolicy(Policy):
         for parameter in self.network.parameters():  # buffers stay float32: positions need its digits
             parameter.data = parameter.data.to(self.dtype)
         self.value_head = ValueHead(self.network.width)
-        statistics = self.files.statistics
-        self._statistics = statistics[choose_key(statistics, config.unnorm_key)]
-        self.action_range = NormRange(self._statistics["action"], self.bounds, self.range_epsilon)
+        self.action_range = NormRange(self.read_range("action"), self.range_epsilon)
         self.bins = ActionBins(architecture.bins)
         self.units = (
             None
             if simulator is None
             else SimulatorUnits(self._convention(), simulator, len(self.action_range), UNITS_REMEDY)
         )
-        self.images = ImagePipeline(self.files.parse(PREPROCESSOR), config.center_crop)
+        self.images = ImagePipeline(self.files.preprocessing, config.center_crop, config.interpolation)
         self._check_simulator(simulator, architecture)
         self.spec = PolicySpec(
             kind=self.kind, chunk_size=chunk_size, action_dim=len(self.action_range), proprio_dim=self.proprio_dim
@@ -119,6 +118,15 @@ class PrismaticPolicy(Policy):
         """Device of the policy."""
         return self.bins.centres.device
 
+    def read_range(self, part: str) -> Range:
+        """Return the range of actions (`action`) or states (`proprio`) in the statistics that the options choose.
+
+        Raises:
+            PolicyError: they are missing or damaged.
+        """
+        statistics = self.files.statistics
+        return read_range(statistics, choose_key(statistics, self.config.unnorm_key), part, self.bounds)
+
     def _room_for_prompts(self) -> int:
         """Return the positions that images, state, actions and stop token leave for the prompt."""
         images = self.num_images * self.network.vision_backbone.patches
@@ -126,7 +134,7 @@ class PrismaticPolicy(Policy):
         return longest - images - bool(self.proprio_dim) - self.entries - 1
 
     def _convention(self) -> ActionConvention:
-        """Return the convention of un-normalised actions."""
+        """Return the convention of unnormalized actions."""
         config = self.config
         raw = not bool(self.action_range.mask[-1])
         opens = config.gripper is Gripper.one_opens or (config.gripper is Gripper.auto and raw)
@@ -142,8 +150,8 @@ class PrismaticPolicy(Policy):
         if len(simulator.cameras) != self.num_images:
             cameras = ", ".join(simulator.cameras) or "none"
             raise PolicyError(
-                f"the model takes {self.num_images} image(s), the simulator has {len(simulator.cameras)} camera(s) "
-                f"({cameras}): set env.cameras to {self.num_images} of them"
+                f"the model takes {counted(self.num_images, 'image')}, the simulator has "
+                f"{counted(len(simulator.cameras), 'camera')} ({cameras}): set env.cameras to {self.num_images} of them"
             )
         if self.proprio_dim and simulator.proprio_dim != self.proprio_dim:
             raise PolicyError(

@@ -1,8 +1,7 @@
 """Preprocessing of images, normalisation of states and actions, and action tokens.
 
-Images are resized as by PIL, as in the public image processor. Public evaluations in LIBERO first resize with
-TensorFlow (Lanczos, after encoding and decoding a JPEG). This is not repeated here, so that pixels differ slightly from
-theirs unless the simulator renders at the model's own size.
+Images are resized as by PIL, as in the public image processor, or as public evaluations in LIBERO do before that: with
+TensorFlow, by Lanczos. They encode and decode a JPEG first, which is not repeated here.
 
 Each number of an action is one token, which stands for the centre of one of 255 equal intervals of [-1, 1]. Tokens are
 counted from the first action token, `0 .. bins-1`; the highest stands for -1. `bins` edges make `bins - 1` intervals,
@@ -14,17 +13,17 @@ Shapes: `B` samples, `V` cameras, `H, W` pixels, `h` the model's side; `...` any
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodyrl.models.errors import PolicyError
+from embodyrl.models.prismatic.checkpoint import Preprocessing, Range
+from embodyrl.models.prismatic.config import Interpolation
 from embodyrl.models.sampling import draw
-from embodyrl.models.vla.resize import resize
+from embodyrl.models.vla.resize import resize, resize_as_tensorflow
 
 # --------------------------------------------------------------------------------------------------------------- images
 
@@ -36,40 +35,41 @@ class ImagePipeline(nn.Module):
     """Resizes, crops and normalises images.
 
     Args:
-        config: contents of preprocessor_config.json. The means are those of `tvf_normalize_params`, as in public code;
-            they are rounded to bfloat16 there.
+        config: sizes and colours. The means are those of `tvf_normalize_params`, as in public code; they are rounded to
+            bfloat16 there.
         center_crop: keep the middle 90 % of the area.
+        interpolation: how images are resized.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, config: Mapping[str, Any], center_crop: bool) -> None:
+    def __init__(
+        self, config: Preprocessing, center_crop: bool, interpolation: Interpolation = Interpolation.checkpoint
+    ) -> None:
         super().__init__()
-        if config.get("image_resize_strategy") != "resize-naive":
-            raise PolicyError(
-                f"preprocessor_config.json: image_resize_strategy is {config.get('image_resize_strategy')!r}, only "
-                "'resize-naive' is supported"
-            )
-        resizes = [(*entry["size"], entry["interpolation"]) for entry in config["tvf_resize_params"]]
-        if len(set(resizes)) != 1 or resizes[0][0] != resizes[0][1]:
-            raise PolicyError("preprocessor_config.json: expected the same square size for every vision tower")
-        self.side, self._interpolation = resizes[0][0], Image.Resampling(resizes[0][2])
-        self.center_crop = center_crop
+        self.side, self._interpolation = config.side, Image.Resampling(config.interpolation)
+        self.center_crop, self.interpolation = center_crop, interpolation
         for name in ("mean", "std"):
-            numbers = [number for entry in config["tvf_normalize_params"] for number in entry[name]]
-            self.register_buffer(name, torch.tensor(numbers).view(-1, 1, 1), persistent=False)
+            numbers = torch.tensor(getattr(config, name), dtype=torch.float32)
+            self.register_buffer(name, numbers.view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Convert `images [B, V, H, W, 3]` in uint8 to `pixel_values [B, V*channels, h, h]` in float32."""
         batch = len(images)
         flat = images.flatten(0, 1).to(self.mean.device)
-        planes = resize(flat, (self.side, self.side), self._interpolation).permute(0, 3, 1, 2)
+        planes = self._resized(flat).permute(0, 3, 1, 2)
         if self.center_crop:
             planes = _crop(planes)
         copies = len(self.mean) // 3
         normalised = (planes.float().div(255).repeat(1, copies, 1, 1) - self.mean) / self.std
         return torch.unflatten(normalised, 0, (batch, -1)).flatten(1, 2)
+
+    def _resized(self, images: Tensor) -> Tensor:
+        size = (self.side, self.side)
+        if self.interpolation is Interpolation.lanczos3:
+            return resize_as_tensorflow(images, size, Image.Resampling.LANCZOS)
+        return resize(images, size, self._interpolation)
 
 
 def _crop(planes: Tensor) -> Tensor:
@@ -87,15 +87,13 @@ def _crop(planes: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------------------------------- normalisation
 
 Bounds = Literal["q99", "min_max"]
-_ENDS = {"q99": ("q01", "q99"), "min_max": ("min", "max")}
 
 
 class NormRange(nn.Module):
     """Maps numbers of a data set to [-1, 1] and back. Entries outside the mask are unchanged.
 
     Args:
-        statistics: statistics of one data set, for actions or for states.
-        bounds: statistics that are mapped to -1 and 1.
+        ends: of one data set, for actions or for states.
         epsilon: added to the width, as in public code of OpenVLA-OFT; 0 for OpenVLA.
     """
 
@@ -103,14 +101,10 @@ class NormRange(nn.Module):
     width: Tensor
     mask: Tensor
 
-    def __init__(self, statistics: Mapping[str, Sequence[float]], bounds: Bounds, epsilon: float) -> None:
+    def __init__(self, ends: Range, epsilon: float) -> None:
         super().__init__()
-        names = _ENDS[bounds]
-        missing = [name for name in names if name not in statistics]
-        if missing:
-            raise PolicyError(f"the checkpoint's statistics lack {', '.join(missing)} (have: {', '.join(statistics)})")
-        low, high = (torch.tensor(statistics[name], dtype=torch.float64) for name in names)
-        mask = torch.tensor(statistics.get("mask", [True] * len(low)), dtype=torch.bool)
+        low, high = (torch.tensor(numbers, dtype=torch.float64) for numbers in (ends.low, ends.high))
+        mask = torch.tensor(ends.mask, dtype=torch.bool)
         self.register_buffer("low", low.float(), persistent=False)
         self.register_buffer("width", (high - low + epsilon).float(), persistent=False)
         self.register_buffer("mask", mask, persistent=False)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.vla.checkpoint import read_tokenizer
 from embodyrl.models.vla.words import UNKNOWN, word_level, words_of
 
 if TYPE_CHECKING:  # options of models are read where the package is not installed
@@ -31,19 +32,14 @@ class Prompts:
     """Encodes prompts as token ids, padded on the left after the first token.
 
     Args:
-        tokenizer: text of tokenizer.json.
+        tokenizer: contents of tokenizer.json.
         longest: maximum tokens of a prompt.
         tasks: expected task descriptions; batches are padded to the longest of their prompts, so that shapes do not
             change.
     """
 
-    def __init__(self, tokenizer: str, longest: int, tasks: Iterable[str]) -> None:
-        from tokenizers import Tokenizer
-
-        try:
-            self._tokenizer = Tokenizer.from_str(tokenizer)
-        except Exception as error:  # the package raises nothing more special
-            raise PolicyError(f"tokenizer.json cannot be read ({error})", "download it again") from error
+    def __init__(self, tokenizer: bytes, longest: int, tasks: Iterable[str]) -> None:
+        self._tokenizer = read_tokenizer(tokenizer, "tokenizer.json")
         self._longest = longest
         self.pad, self.eos = self._id(PAD), self._id(EOS)
         self._space = self._tokenizer.token_to_id(SPACE)

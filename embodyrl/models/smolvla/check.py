@@ -16,7 +16,7 @@ from embodyrl.models.smolvla.checkpoint import CheckpointFiles, Robot, scratch_f
 from embodyrl.models.smolvla.config import Architecture, SmolVLAConfig
 from embodyrl.models.smolvla.prompts import Prompts
 from embodyrl.models.vla.cameras import check_chosen, check_there, choose_cameras
-from embodyrl.models.vla.config import Frozen, StateInput, check_patches, check_robot
+from embodyrl.models.vla.config import Frozen, StateInput, check_patches, check_robot, note_executed
 
 
 def flow_sizes(model: SmolVLAConfig, chunk_size: int) -> FlowSizes:
@@ -45,6 +45,15 @@ def check(config: Config) -> Iterator[ConfigIssue]:
         yield from _check_scratch(config, model)
     elif Path(model.checkpoint).is_dir():
         yield from _check_folder(config, model, Path(model.checkpoint))
+
+
+def notes(config: Config) -> Iterator[str]:
+    """Yield a text if the checkpoint was meant to execute its chunks otherwise than the config does."""
+    model = config.model
+    assert isinstance(model, SmolVLAConfig)
+    if model.checkpoint is not None and Path(model.checkpoint).is_dir():
+        files = CheckpointFiles.read(Path(model.checkpoint), vlm=model.vlm)
+        yield from note_executed(config, files.config.get("n_action_steps"))
 
 
 def _check_scratch(config: Config, model: SmolVLAConfig) -> Iterator[ConfigIssue]:

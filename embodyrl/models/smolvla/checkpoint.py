@@ -28,8 +28,9 @@ from embodyrl.models.lerobot import (
     Scale,
     read_buffers,
     read_companions,
+    refuse_scaled_images,
 )
-from embodyrl.models.saved import parse_json, weight_names
+from embodyrl.models.saved import parse_json, weight_shapes
 from embodyrl.models.smolvla.config import DEFAULTS, NAMES_500M, VLM, VLM_500M, Architecture, SmolVLAConfig
 from embodyrl.models.smolvla.prompts import PAD, TOKENIZER, ended, read_tokenizer, word_tokenizer
 from embodyrl.models.vla.checkpoint import CONFIG, simulator_to_start_in
@@ -107,7 +108,7 @@ class CheckpointFiles(LerobotFiles):
         if vlm is not None:
             found = {name: content for name, content in found.items() if not name.startswith(f"{VLM_FOLDER}/")}
             found |= _read_vlm(Path(vlm))
-        files = cls(companions=found, buffers=read_buffers(folder), has_head=HEAD in weight_names(folder))
+        files = cls(companions=found, buffers=read_buffers(folder), has_head=HEAD in weight_shapes(folder))
         return files if statistics is None else files.with_statistics(statistics)
 
     def steps_between(self) -> Sequence[Mapping[str, Any]]:
@@ -184,6 +185,7 @@ class CheckpointFiles(LerobotFiles):
             PolicyError: statistics are missing or damaged.
         """
         found = self.statistics
+        refuse_scaled_images(found.ways)
         return Robot(states=found.scale(STATE, "STATE") if reads_state else None, actions=found.scale(ACTION, "ACTION"))
 
 

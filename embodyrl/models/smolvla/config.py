@@ -10,6 +10,7 @@ from embodyrl.config.schema import setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
 from embodyrl.models.lerobot import VISION, section
+from embodyrl.models.vla.checkpoint import check_real, check_whole
 from embodyrl.models.vla.config import Frozen, StateInput
 
 
@@ -227,7 +228,7 @@ class Architecture:
             horizon=_number(config, "chunk_size"),
             prompt_length=_number(config, "tokenizer_max_length"),
             pads_to_longest=config["pad_language_to"] == "longest",
-            periods=(float(config["min_period"]), float(config["max_period"])),
+            periods=(_real(config, "min_period"), _real(config, "max_period")),
             images=_images(config),
             marked_blanks=empty if marks else 0,
             markers=vlm.markers if marks else None,
@@ -293,16 +294,14 @@ def _language(vlm: Mapping[str, Any]) -> StackSizes:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=_number(text, "head_dim", width // heads),
-        epsilon=float(text.get("rms_norm_eps", 1e-5)),
+        epsilon=_real(text, "rms_norm_eps", 1e-5),
     )
 
 
 def _expert(language: StackSizes, multiplier: Any) -> StackSizes:
     """Return the sizes of the action expert, whose feed-forward layers are two thirds of four widths, rounded up to a
     multiple of 256."""
-    if isinstance(multiplier, bool) or not isinstance(multiplier, int | float) or multiplier <= 0:
-        raise _damaged("expert_width_multiplier", multiplier, "a number above 0")
-    width = int(language.width * multiplier)
+    width = int(language.width * check_real(multiplier, "expert_width_multiplier", above=0.0, below=1e3))
     if width < 2 or width % 2:
         raise PolicyError(
             f"config.json: expert_width_multiplier {multiplier} makes the action expert {width} wide, an even number "
@@ -333,7 +332,7 @@ def _vision(config: Mapping[str, Any], vlm: Mapping[str, Any]) -> VisionSizes:
             f"a divisor of {side // patch} patches (an image has {side}, a patch {patch} pixels)",
         )
     resized = config.get("resize_imgs_with_padding", [side, side])
-    if resized is not None and list(resized) != [side, side]:
+    if resized not in (None, [side, side], (side, side)):
         raise PolicyError(
             f"config.json: resize_imgs_with_padding is {resized!r}, but the vision tower reads images of {side} x "
             f"{side} pixels: name the folder of the right vision-language model with model.vlm"
@@ -346,7 +345,7 @@ def _vision(config: Mapping[str, Any], vlm: Mapping[str, Any]) -> VisionSizes:
         image_size=side,
         patch_size=patch,
         shuffle=shuffle,
-        epsilon=float(sizes.get("layer_norm_eps", 1e-6)),
+        epsilon=_real(sizes, "layer_norm_eps", 1e-6),
     )
 
 
@@ -355,6 +354,10 @@ def _images(config: Mapping[str, Any]) -> tuple[str, ...]:
     names = [name for name in features if section(features, name).get("type") == VISION]
     shown = [name.rpartition(".")[2] for name in names]
     return tuple(name for name in shown if not name.startswith(EMPTY))
+
+
+LARGEST = 10**6
+"""Most below zero that a number may be which means "all" there."""
 
 
 def _size(section: Mapping[str, Any], path: str) -> int:
@@ -366,10 +369,12 @@ def _number(
     config: Mapping[str, Any], key: str, default: int | None = None, *, least: int | None = 1, path: str | None = None
 ) -> int:
     """Return the whole number under a key; `least` None: negative ones are allowed."""
-    found = config.get(key, default)
-    if isinstance(found, bool) or not isinstance(found, int) or (least is not None and found < least):
-        raise _damaged(path or key, found, "a whole number" + ("" if least is None else f" from {least} on"))
-    return found
+    return check_whole(config.get(key, default), path or key, least=-LARGEST if least is None else least)
+
+
+def _real(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    """Return the number above 0 under a key."""
+    return check_real(config.get(key, default), key, above=0.0)
 
 
 def _damaged(where: str, found: object, expected: str) -> PolicyError:

@@ -353,7 +353,7 @@ class Expert(nn.Module):
         """Map embedded actions `x [B, T, W]` to the same shape; each attends to the prefix and to those before it."""
         place = torch.arange(x.shape[1], device=x.device)
         seen, both = prefix.mask[:, None, None, :], action_mask(prefix.mask, x.shape[1])
-        # Where actions attend to the prefix only, their positions begin at 0; else they go on from the prefix's.
+        # Where actions attend to the prefix only, their positions begin at 0; else they continue from the prefix's.
         apart = Rotation(place.expand(len(x), -1), self.head_dim)
         behind = Rotation(prefix.mask.sum(1, keepdim=True) + place, self.head_dim)
         for layer, memory in zip(self.layers, prefix.memory, strict=True):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers
 
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.vla.checkpoint import read_tokenizer as parse_tokenizer
 from embodyrl.models.vla.words import UNKNOWN, word_level, words_of
 
 TOKENIZER = "tokenizer.json"
@@ -23,12 +24,7 @@ def read_tokenizer(content: bytes) -> Tokenizer:
     Raises:
         PolicyError: the file is damaged.
     """
-    try:
-        tokenizer = Tokenizer.from_str(content.decode())
-    except MemoryError:
-        raise
-    except Exception as error:  # the package raises nothing more special
-        raise PolicyError(f"{TOKENIZER} cannot be read ({error})", "download it again") from error
+    tokenizer = parse_tokenizer(content, TOKENIZER)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

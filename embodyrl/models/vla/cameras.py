@@ -9,6 +9,7 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config
 from embodyrl.errors import did_you_mean
 from embodyrl.models.errors import PolicyError
+from embodyrl.screen import counted
 
 ABSENT = "absent"
 
@@ -40,7 +41,7 @@ def choose_cameras(wanted: Sequence[str], there: Sequence[str] | None, images: S
     names = tuple(wanted) or cameras
     if len(names) != len(images):
         raise PolicyError(
-            f"the checkpoint expects {len(images)} image(s) ({', '.join(images)}), {len(names)} are named "
+            f"the checkpoint expects {counted(len(images), 'image')} ({', '.join(images)}), named: {len(names)} "
             f"({', '.join(names) or 'none'}): set model.cameras to a camera, or `{ABSENT}`, for each"
         )
     check_names(names, cameras)

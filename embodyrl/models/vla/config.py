@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.schema import Config
 
 
 class WeightType(StrEnum):
@@ -18,7 +19,7 @@ class WeightType(StrEnum):
 
 
 class ActionUnits(StrEnum):
-    """Units of un-normalised motions."""
+    """Units of unnormalized motions."""
 
     simulator = "simulator"
     metric = "metric"
@@ -62,6 +63,22 @@ def check_patches(image_size: int, patch_size: int) -> Iterator[ConfigIssue]:
             "model.scratch.patch_size",
             f"an image of model.scratch.image_size = {image_size} cannot be cut into patches of {patch_size} pixels",
             "choose a divisor",
+        )
+
+
+def note_executed(config: Config, written: Any) -> Iterator[str]:
+    """Yield a text if a checkpoint of LeRobot was meant to execute another number of actions of a chunk.
+
+    Args:
+        config: the whole config.
+        written: `n_action_steps` of the checkpoint's config.json; None: it says nothing.
+    """
+    executed = config.executed_actions
+    if isinstance(written, int) and not isinstance(written, bool) and written != executed:
+        name = "eval.actions" if written < config.rollout.chunk_size else "rollout.chunk_size"
+        yield (
+            f"the checkpoint was evaluated with {written} actions per chunk (n_action_steps), here {executed} are "
+            f"executed; to do so here: embodyrl eval with {name}={written}"
         )
 
 

@@ -11,6 +11,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention, conversion, from_simulator, to_simulator
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import check_tensor
+from embodyrl.screen import counted
 
 # --------------------------------------------------------------------------------------------------------- observations
 
@@ -33,7 +34,7 @@ def check_images(given: Tensor | None, count: int) -> Tensor:
     if images.dim() != 5 or images.shape[-1] != 3:
         raise PolicyError(f"images must have shape [B, V, H, W, 3], got {list(images.shape)}")
     if images.shape[1] != count:
-        raise PolicyError(f"the model takes {count} image(s) per observation, got {images.shape[1]}")
+        raise PolicyError(f"the model takes {counted(count, 'image')} per observation, got {images.shape[1]}")
     return images
 
 
@@ -88,7 +89,7 @@ class Normalizer(nn.Module):
 
 
 class SimulatorUnits(nn.Module):
-    """Converts un-normalised actions to the simulator's convention, and back.
+    """Converts unnormalized actions to the simulator's convention, and back.
 
     Args:
         convention: meaning of the numbers of the policy's actions.

@@ -1,8 +1,11 @@
-"""Resizing of images as PIL does it, to the bit, on any device.
+"""Resizing of images as PIL does it, to the bit, on any device, and as TensorFlow does it.
 
 PIL (Resample.c) filters rows, rounds to bytes, then filters columns. Weights are float64, normalised, and rounded to 22
 binary places. Here each pass is a product with a matrix of these weights: sums of less than 2^53 are exact in float64
 in any order.
+
+TensorFlow (tf.image.resize with antialias) filters columns, then rows, with the same weights in float32, and rounds
+once, at the end. PIL also clips after its first pass: both differ by a grey level, and by more beside black and white.
 """
 
 from __future__ import annotations
@@ -40,6 +43,29 @@ def resize_by_products(images: Tensor, size: tuple[int, int], filter: Image.Resa
     return images
 
 
+def resize_as_tensorflow(images: Tensor, size: tuple[int, int], filter: Image.Resampling) -> Tensor:
+    """Do what `tf.image.resize(..., antialias=True)` does, rounded to whole grey levels: half ones to even.
+
+    Computed in float64, so that only sums within 1e-5 of a half can be rounded otherwise.
+
+    Args:
+        images: uint8 `[M, H, W, 3]`.
+        size: height and width `(h, w)` of the result `[M, h, w, 3]`.
+        filter: Lanczos is TensorFlow's `lanczos3`. Its `bicubic` has another kernel, and is refused.
+    """
+    if filter is Image.Resampling.BICUBIC:
+        raise ValueError("TensorFlow's bicubic filter is another one than PIL's")
+    if images.shape[1:3] == size:
+        return images
+    rows, columns = (
+        normalized_weights(before, after, filter, images.device)
+        for before, after in zip(images.shape[1:3], size, strict=True)
+    )
+    sums = torch.einsum("yh,mhwc->mywc", rows, images.double())
+    sums = torch.einsum("xw,mywc->myxc", columns, sums)
+    return sums.round().clamp(0, 255).to(torch.uint8)
+
+
 def _filtered(images: Tensor, axis: int, matrix: Tensor) -> Tensor:
     sums = images.movedim(axis, -1).double() @ matrix.T
     rounded = ((sums + 2 ** (_PLACES - 1)) / 2**_PLACES).floor().clamp(0, 255)
@@ -50,6 +76,13 @@ def _filtered(images: Tensor, axis: int, matrix: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=32)
 def weights(before: int, after: int, filter: Image.Resampling, device: torch.device) -> Tensor:
     """Return PIL's whole-number weights `[after, before]` in float64."""
+    places = normalized_weights(before, after, filter, torch.device("cpu")) * 2**_PLACES
+    return torch.trunc(places + torch.copysign(torch.tensor(0.5), places)).to(device)
+
+
+@functools.lru_cache(maxsize=32)
+def normalized_weights(before: int, after: int, filter: Image.Resampling, device: torch.device) -> Tensor:
+    """Return weights `[after, before]` in float64; each row adds up to 1."""
     support, kernel = _KERNELS[filter]
     scale = before / after
     stretch = max(scale, 1.0)
@@ -60,9 +93,7 @@ def weights(before: int, after: int, filter: Image.Resampling, device: torch.dev
         last = min(int(centre + support * stretch + 0.5), before)
         factors = [kernel((source - centre + 0.5) * (1.0 / stretch)) for source in range(first, last)]
         total = sum(factors)
-        places = (factor * (1.0 / total) * 2**_PLACES for factor in factors)
-        whole = [int(place + math.copysign(0.5, place)) for place in places]
-        rows[index, first:last] = torch.tensor(whole, dtype=torch.float64)
+        rows[index, first:last] = torch.tensor([factor * (1.0 / total) for factor in factors], dtype=torch.float64)
     return rows.to(device)
 
 

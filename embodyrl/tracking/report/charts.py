@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bokeh.embed import json_item
@@ -15,6 +16,7 @@ from embodyrl.tracking.report.series import COLOURS, MARKED, Series, short
 
 Item = dict[str, Any]
 """What `Bokeh.embed.embed_item` draws."""
+WALL_CLOCK = "wall clock [min]"
 HEIGHT = 250
 """Of a chart [pixels]; its width is that of the page's column."""
 ROW_OF_LEGEND = 44
@@ -40,7 +42,7 @@ def library() -> str:
 
 
 def chart(series: Sequence[Series], *, x_label: str, percent: bool = False, whole: bool = False) -> Item:
-    """Draw lines, bands and points.
+    """Draw lines, bands and points; where all have the time, a button of the page draws them over it.
 
     Args:
         series: what is drawn, the first one undermost.
@@ -55,6 +57,10 @@ def chart(series: Sequence[Series], *, x_label: str, percent: bool = False, whol
     elif len(values) == 1 and (value := values.pop()):  # else a constant of 0.001 would be drawn at 0, between -1 and 1
         plot.y_range = Range1d(min(0.0, 2.0 * value), max(0.0, 2.0 * value))
     legends = []
+    if not all(len(each.minutes) for each in series):
+        series = [replace(each, minutes=()) for each in series]
+    else:
+        plot.xaxis.tags = [x_label, WALL_CLOCK]
     for each in series:
         shapes = _points(plot, each) if each.points else _line(plot, each)
         # The first shape answers the mouse: the band and the bars have the same numbers.
@@ -119,6 +125,8 @@ def _figure(x_label: str, *, percent: bool) -> Any:
 
 def _source(series: Series) -> ColumnDataSource:
     columns: dict[str, Any] = {"x": series.x, "y": series.y, "iteration": series.iterations}
+    if len(series.minutes):  # the page's button puts one or the other into x
+        columns |= {"steps": series.x, "minutes": series.minutes}
     return ColumnDataSource(columns | ({"low": series.low, "high": series.high} if len(series.low) else {}))
 
 
@@ -151,7 +159,8 @@ def _tooltips(series: Series, x_label: str, percent: bool) -> list[tuple[str, st
     if len(series.low):
         rows.append(("from, to" if not series.points else "95 % interval", f"@low{form} to @high{form}"))
     rows.append(("iteration", "@iteration"))
-    return rows if x_label == "iteration" else [*rows, (x_label, "@x{0,0}")]
+    where = [] if x_label == "iteration" else [(x_label, "@steps{0,0}" if len(series.minutes) else "@x{0,0}")]
+    return [*rows, *where, *([("minutes", "@minutes{0.0}")] if len(series.minutes) else [])]
 
 
 def _mode(series: Series) -> str:

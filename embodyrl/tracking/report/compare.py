@@ -9,7 +9,7 @@ from statistics import fmean
 
 from embodyrl.tracking.intervals import mean_interval, rate_interval, wilson_interval
 from embodyrl.tracking.report.record import EvaluationRecord, Rate, RunRecord
-from embodyrl.tracking.report.series import Curve, Series, evaluated, mean_of, points_of, running_mean
+from embodyrl.tracking.report.series import Curve, Series, evaluated, mean_of, points_of, running_mean, timed
 from embodyrl.tracking.report.settings import experiment_of, names_apart
 
 
@@ -35,29 +35,35 @@ class Experiment:
         """Seeds, for people."""
         return ", ".join("?" if run.seed is None else str(run.seed) for run in self.runs)
 
+    @cached_property
+    def rates(self) -> Sequence[tuple[float, int]]:
+        """Success rate, 0 .. 1, and episodes of each last evaluation whose success is known."""
+        return [
+            (each.success, round(each.metrics["eval/episodes"])) for each in self.finals if each.success is not None
+        ]
+
     @property
     def success(self) -> float | None:
-        """Mean success of the last evaluations, 0 .. 1."""
-        return fmean(each.success for each in self.finals) if self.finals else None
+        """Mean success of the last evaluations, 0 .. 1; None if it is unknown."""
+        return fmean(rate for rate, _ in self.rates) if self.rates else None
 
     @property
     def over_seeds(self) -> tuple[float, float] | None:
         """95 % interval of the mean over seeds (Student's t), within 0 .. 1; None for fewer than two."""
-        interval = mean_interval([each.success for each in self.finals])
+        interval = mean_interval([rate for rate, _ in self.rates])
         return None if interval is None else (max(0.0, interval[0]), min(1.0, interval[1]))
 
     @property
     def over_episodes(self) -> tuple[float, float] | None:
         """95 % Wilson interval of all last evaluations' episodes together, as if seeds did not matter."""
-        trials = sum(round(each.metrics["eval/episodes"]) for each in self.finals)
-        successes = sum(round(each.success * each.metrics["eval/episodes"]) for each in self.finals)
+        trials = sum(episodes for _, episodes in self.rates)
+        successes = sum(round(rate * episodes) for rate, episodes in self.rates)
         return wilson_interval(successes, trials) if trials else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The interval to show: `rate_interval` over the seeds."""
-        rates = [each.success for each in self.finals]
-        return rate_interval(rates, [round(each.metrics["eval/episodes"]) for each in self.finals])
+        return rate_interval([rate for rate, _ in self.rates], [episodes for _, episodes in self.rates])
 
     def mean(self, metric: str) -> tuple[float, tuple[float, float] | None] | None:
         """Return mean and interval over seeds of a metric of the last evaluations; None without any."""
@@ -110,9 +116,9 @@ def evaluations_of(experiments: Sequence[Experiment], metric: str, x_key: str) -
     found = []
     for experiment in experiments:
         runs = [
-            [(at(each), each.metrics[metric], each.iteration) for each in run.evaluations]
+            [(at(each), each.metrics[metric], each.iteration) for each in run.evaluations if metric in each.metrics]
             for run in experiment.runs
-            if run.evaluations
+            if any(metric in each.metrics for each in run.evaluations)
         ]
         if len(runs) == 1:
             alone = next(run for run in experiment.runs if run.evaluations)
@@ -120,7 +126,7 @@ def evaluations_of(experiments: Sequence[Experiment], metric: str, x_key: str) -
         else:
             series = mean_of(runs, experiment.name, colour=experiment.colour)
         if series is not None:
-            found.append(series)
+            found.append(timed(series, [run for run in experiment.runs if run.evaluations]))
     return found
 
 
@@ -132,7 +138,7 @@ def training_of(experiments: Sequence[Experiment], curve: Curve, window: int = 1
             runs = [points for run in each.runs if (points := points_of(run, metric))]
             smooth = [_smoothed(points, window) for points in runs]
             if (series := mean_of(smooth, each.name, colour=each.colour)) is not None:
-                found.append(series)
+                found.append(timed(series, [run for run in each.runs if points_of(run, metric)]))
                 break
     return found
 

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from embodyrl.files import write_whole
+from embodyrl.screen import counted
 from embodyrl.tracking.report.charts import chart
 from embodyrl.tracking.report.compare import (
     Experiment,
@@ -60,8 +61,8 @@ def title_of(experiments: Sequence[Experiment]) -> str:
     """Return the title of the page."""
     runs = sum(len(each.runs) for each in experiments)
     if len(experiments) == 1:
-        return f"{experiments[0].name}, {runs} seeds"
-    return f"{len(experiments)} experiments, {runs} runs"
+        return f"{experiments[0].name}, {counted(runs, 'seed')}"
+    return f"{counted(len(experiments), 'experiment')}, {counted(runs, 'run')}"
 
 
 def results_of(experiments: Sequence[Experiment], charts: Charts) -> list[Figure]:
@@ -174,7 +175,7 @@ def _table_row(each: Experiment) -> dict[str, Any]:
         "success_high_over_seeds": high,
         "success_low_over_episodes": pooled[0],
         "success_high_over_episodes": pooled[1],
-        "success_by_seed": " ".join(f"{final.success:.4f}" for final in each.finals),
+        "success_by_seed": " ".join(f"{rate:.4f}" for rate, _ in each.rates),
         "return_mean": None if returns is None else returns[0],
         "env_steps_mean": _mean(run.env_steps for run in each.runs),
         "wall_s_mean": _mean(run.summary["wall_s"] for run in each.runs if run.summary is not None),

@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from embodyrl.files import write_whole
+from embodyrl.screen import counted
 from embodyrl.tracking.clock import Phase
 from embodyrl.tracking.report.charts import MOST_STACKS, PHASE_COLOURS, Item, chart, library, stacks
 from embodyrl.tracking.report.record import (
@@ -137,8 +138,10 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
-def percent(rate: float) -> str:
-    """Write a rate as percent, without decimals that an evaluation cannot resolve."""
+def percent(rate: float | None) -> str:
+    """Write a rate as percent, without decimals that an evaluation cannot resolve; one that is unknown as a dash."""
+    if rate is None:
+        return "–"
     shown = round(100.0 * rate, 1)
     return f"{shown:.0f} %" if shown in (0.0, 100.0) or 10.0 <= shown <= 90.0 else f"{shown:.1f} %"
 
@@ -155,13 +158,15 @@ def tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     """Return the figures at the top: what, the number, and what belongs to it."""
     found: list[tuple[str, str, str]] = []
     if (final := run.final) is not None:
-        low, high = final.interval
-        note = f"95 % interval {percent(low)} to {percent(high)}, {final.metrics['eval/episodes']:.0f} episodes"
+        interval = "unknown, the simulator does not report it"
+        if final.interval is not None:
+            interval = "95 % interval {} to {}".format(*map(percent, final.interval))
+        note = f"{interval}, {counted(int(final.metrics['eval/episodes']), 'episode')}"
         found.append(("success", percent(final.success), note))
         before = f"{number(run.evaluations[0].metrics['eval/return'])} at first" if len(run.evaluations) > 1 else ""
         found.append(("return", number(final.metrics["eval/return"]), before))
     if run.env_steps:
-        found.append(("env steps", number(run.env_steps), f"{run.last_iteration:,} iterations"))
+        found.append(("env steps", number(run.env_steps), counted(run.last_iteration, "iteration")))
     else:
         found.append(("iterations", number(run.last_iteration), "no env steps"))
     if run.summary is not None:
@@ -240,7 +245,7 @@ def failures_first(evaluation: EvaluationRecord | None) -> list[tuple[int, Row]]
     if evaluation is None:
         return []
     numbered = enumerate(evaluation.episodes, start=1)
-    ordered = sorted(numbered, key=lambda each: (each[1]["success"], each[1]["total_reward"]))
+    ordered = sorted(numbered, key=lambda each: (bool(each[1]["success"]), each[1]["total_reward"]))
     return ordered[:MOST_EPISODES]
 
 
@@ -271,11 +276,13 @@ def gallery(run: RunRecord, videos: Sequence[Video]) -> dict[str, Any] | None:
         {"number": place + 1, "column": place % columns, "row": place // columns, **episode}
         for place, episode in enumerate(shown.episodes[: run.recorded])
     ]
-    tiles.sort(key=lambda tile: (tile["success"], tile["total_reward"]))
+    tiles.sort(key=lambda tile: (bool(tile["success"]), tile["total_reward"]))
     return {
         "iteration": shown.iteration,
         "columns": columns,
         "rows": math.ceil(run.recorded / columns),
         "tiles": tiles,
-        "failed": sum(not tile["success"] for tile in tiles),
+        "failed": None
+        if all(tile["success"] is None for tile in tiles)
+        else sum(tile["success"] is False for tile in tiles),
     }

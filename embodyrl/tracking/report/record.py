@@ -12,7 +12,8 @@ from typing import Any
 from embodyrl.config.files import read_document
 from embodyrl.config.rules import described_tasks, known_tasks
 from embodyrl.errors import UserError, shell_command, without_controls
-from embodyrl.tracking.intervals import wilson_interval
+from embodyrl.screen import counted
+from embodyrl.tracking.intervals import outcomes, wilson_interval
 from embodyrl.tracking.report.summary import EVALUATIONS, GRAPH_FILE, SUMMARY_FILE, VIDEOS, is_evaluation, read_summary
 from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 
@@ -21,7 +22,7 @@ CONFIG_FILE, LOG_FILE, LAST = "config.yaml", "run.log", "checkpoints/last"
 EPISODE: Mapping[str, type | tuple[type, ...]] = {
     "task": str,
     "start_state": int,
-    "success": bool,
+    "success": (bool, type(None)),
     "total_reward": (int, float),
     "length": int,
 }
@@ -66,25 +67,25 @@ class EvaluationRecord:
     """Its episodes, first one first; empty for runs that kept none."""
 
     @property
-    def success(self) -> float:
-        """Success rate, 0 .. 1."""
-        return self.metrics["eval/success_once"]
+    def success(self) -> float | None:
+        """Success rate, 0 .. 1; None: the simulator does not say what success is."""
+        return self.metrics.get("eval/success_once")
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def interval(self) -> tuple[float, float] | None:
         """95 % interval of the success rate."""
-        return self.metrics["eval/success_low"], self.metrics["eval/success_high"]
+        return None if self.success is None else (self.metrics["eval/success_low"], self.metrics["eval/success_high"])
 
     @property
     def sampled(self) -> bool:
-        """True if actions were drawn; else they were the policy's likeliest."""
+        """True if actions were drawn; else they were the policy's most likely ones."""
         return bool(self.metrics.get("eval/sampled"))
 
     def by_task(self) -> list[Rate]:
-        """Return the success of each task, in the order of their first episodes."""
+        """Return the success of each task, in the order of their first episodes, where it is known."""
         tasks = dict.fromkeys(episode["task"] for episode in self.episodes)
-        outcomes = {task: [each["success"] for each in self.episodes if each["task"] == task] for task in tasks}
-        return [Rate(name=task, successes=sum(found), trials=len(found)) for task, found in outcomes.items()]
+        solved = {task: outcomes(each["success"] for each in self.episodes if each["task"] == task) for task in tasks}
+        return [Rate(name=task, successes=sum(found), trials=len(found)) for task, found in solved.items() if found]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +140,14 @@ class RunRecord:
         """How the run stands, in a word (`done`, `stopped`, `unfinished`) and in a sentence."""
         if self.summary is None:
             go_on = f": {shell_command('resume', self.path)}" if (self.path / LAST).is_symlink() else "."
-            return "unfinished", f"No {SUMMARY_FILE}: the run goes on, was killed or failed, see {LOG_FILE}{go_on}"
+            return "unfinished", f"No {SUMMARY_FILE}: the run continues, was killed or failed, see {LOG_FILE}{go_on}"
         by = self.summary.get("stopped_by")
         if by:
             return (
                 "stopped",
                 f"Stopped by {by} after iteration {self.last_iteration}: {shell_command('resume', self.path)}",
             )
-        return "done", f"Done after {self.summary['iterations']:,} iterations."
+        return "done", f"Done after {counted(self.summary['iterations'], 'iteration')}."
 
     @cached_property
     def final(self) -> EvaluationRecord | None:
@@ -159,6 +160,15 @@ class RunRecord:
         episodes = self.setting("tracking", "video", "episodes")
         most = self.setting("eval", "episodes")
         return min(episodes, most) if isinstance(episodes, int) and isinstance(most, int) else 0
+
+    @cached_property
+    def minutes(self) -> dict[int, float]:
+        """Wall clock after each iteration, evaluations and checkpoints included [min]; empty if it was not recorded."""
+        found, total = {}, 0.0
+        for row in self.rows:
+            total += (row.get("time/iteration") or 0.0) + (row.get("time/eval") or 0.0)
+            found[row["iteration"]] = total / 60.0
+        return found if total else {}
 
     @property
     def x_key(self) -> str:

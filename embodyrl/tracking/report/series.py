@@ -19,7 +19,7 @@ MOST_LETTERS = 56
 SMOOTHED = 0.04
 """Width of the window of a running mean, as a share of the run."""
 COLOURS = ("#3b82f6", "#e0721c", "#1f9d55", "#9a5bd6", "#c99700", "#0f9fa8", "#d6478f", "#8a94a6")
-"""Of lines; all can be told from white and from dark blue, and neighbours from each other by the colour-blind."""
+"""Of lines; all differ visibly from white and from dark blue, and neighbours from each other for the colour-blind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,8 @@ class Series:
     y: Sequence[float]
     iterations: Sequence[int]
     """Of each point."""
+    minutes: Sequence[float] = ()
+    """Wall clock of each point [min]; empty: it is not known."""
     low: Sequence[float] = ()
     """Of the band or the error bars; empty: none."""
     high: Sequence[float] = ()
@@ -57,6 +59,8 @@ class Curve:
     """The vertical axis goes from 0 to 1 whatever the values are."""
     smooth: bool = False
     """Draw a running mean over the single values."""
+    recent: str = ""
+    """Metric that is such a mean already, over the newest episodes; empty, or not in the run: none."""
     evaluated: str = ""
     """Metric of evaluations, which are drawn as points; empty: none."""
     section: str = "learning"
@@ -66,7 +70,8 @@ TRAINING = "training"
 CURVES = (
     Curve(
         title="Success",
-        metrics={"env/success_once": TRAINING, "env/success_recent": "training, newest 30"},
+        metrics={"env/success_once": TRAINING},
+        recent="env/success_recent",
         note="Points: evaluations on held-out start states, with 95 % Wilson intervals. Line: episodes of training, in "
         "which the policy explores.",
         percent=True,
@@ -78,6 +83,7 @@ CURVES = (
     Curve(
         title="Return",
         metrics={"env/return": TRAINING},
+        recent="env/return_recent",
         note="Mean sum of an episode's rewards, not discounted. Points: evaluations.",
         smooth=True,
         evaluated="eval/return",
@@ -90,34 +96,49 @@ CURVES = (
         evaluated="eval/episode_length",
         section="results",
     ),
-    Curve(title="Policy loss", metrics={"train/policy_loss": "policy", "train/actor_loss": "policy, by its critics"}),
-    Curve(title="Value loss", metrics={"train/value_loss": "critic", "train/critic_loss": "critics of the replay"}),
-    Curve(title="Supervised loss", metrics={"train/loss": "demonstrations"}),
+    Curve(
+        title="Policy loss",
+        metrics={"train/policy_loss": "policy", "train/actor_loss": "policy, by its critics"},
+        smooth=True,
+    ),
+    Curve(
+        title="Value loss",
+        metrics={"train/value_loss": "critic", "train/critic_loss": "critics of the replay"},
+        smooth=True,
+    ),
+    Curve(title="Supervised loss", metrics={"train/loss": "demonstrations"}, smooth=True),
     Curve(
         title="Entropy [nats]",
         metrics={"train/entropy": "entropy"},
+        smooth=True,
         note="How much the policy explores; near the lowest possible value nothing new is tried.",
     ),
     Curve(
         title="KL divergence [nats]",
         metrics={"train/approx_kl": "of an update", "train/reference_kl": "from the reference policy"},
+        smooth=True,
         note="How far an iteration moves the policy from the one that collected.",
     ),
-    Curve(title="Clipped share", metrics={"train/clip_fraction": "chunks with a clipped ratio"}, percent=True),
+    Curve(
+        title="Clipped share", metrics={"train/clip_fraction": "chunks with a clipped ratio"}, percent=True, smooth=True
+    ),
     Curve(
         title="Explained variance",
         metrics={"train/explained_variance": "of the critic"},
+        smooth=True,
         note="1: the critic knows every return; 0: it knows no more than their mean.",
     ),
     Curve(title="Learning rate", metrics={"train/learning_rate": "learning rate"}),
-    Curve(title="Gradient norm", metrics={"train/grad_norm": "before clipping"}),
+    Curve(title="Gradient norm", metrics={"train/grad_norm": "before clipping"}, smooth=True),
     Curve(title="Values of decisions (Q)", metrics={"train/q": "mean", "train/q_max": "largest"}),
     Curve(title="Temperature", metrics={"train/temperature": "weight of the entropy"}),
     Curve(
         title="Lag of rollouts [updates]",
         metrics={"async/lag_mean": "mean", "async/lag_max": "largest"},
     ),
-    Curve(title="Env steps per second", metrics={"time/env_steps_per_s": "learning included"}, section="time"),
+    Curve(
+        title="Env steps per second", metrics={"time/env_steps_per_s": "learning included"}, section="time", smooth=True
+    ),
 )
 
 
@@ -129,14 +150,25 @@ def curves_of(run: RunRecord, curve: Curve) -> list[Series]:
         if single is None:
             continue
         window = max(1, round(SMOOTHED * len(single.x))) if curve.smooth else 1
-        if window > 1:
+        recent = _binned(points_of(run, curve.recent), f"{name}, newest episodes", single.colour)
+        if recent is not None:
+            found += [_with(single, faint=True, name=""), recent]
+        elif window > 1:
             found.append(_with(single, faint=True, name=""))
             found.append(_with(single, y=running_mean(single.y, window), name=f"{name}, mean of {window}"))
         else:
             found.append(single)
     if curve.evaluated and (points := evaluated(run.evaluations, curve.evaluated, run.x_key)) is not None:
         found.append(points)
-    return found
+    return [timed(each, [run]) for each in found]
+
+
+def timed(series: Series, runs: Sequence[RunRecord]) -> Series:
+    """Return a series with the wall clock of its points, the mean of runs; as it is if not all runs know it."""
+    clocks = [run.minutes for run in runs]
+    if not all(iteration in clock for iteration in series.iterations for clock in clocks):
+        return series
+    return _with(series, minutes=[fmean(clock[iteration] for clock in clocks) for iteration in series.iterations])
 
 
 def points_of(run: RunRecord, metric: str) -> list[tuple[float, float, int]]:
@@ -152,6 +184,7 @@ def evaluated(
     evaluations: Sequence[EvaluationRecord], metric: str, x_key: str, colour: int = 1, name: str = "evaluations"
 ) -> Series | None:
     """Return the points of evaluations, of the success rate with its intervals."""
+    evaluations = [each for each in evaluations if metric in each.metrics]
     if not evaluations:
         return None
     is_rate = metric == "eval/success_once"
@@ -160,8 +193,8 @@ def evaluated(
         x=[each.env_steps if x_key != "iteration" else float(each.iteration) for each in evaluations],
         y=[float(each.metrics[metric]) for each in evaluations],
         iterations=[each.iteration for each in evaluations],
-        low=[each.interval[0] for each in evaluations] if is_rate else (),
-        high=[each.interval[1] for each in evaluations] if is_rate else (),
+        low=[each.metrics["eval/success_low"] for each in evaluations] if is_rate else (),
+        high=[each.metrics["eval/success_high"] for each in evaluations] if is_rate else (),
         points=True,
         colour=colour,
     )

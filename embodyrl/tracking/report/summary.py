@@ -32,11 +32,10 @@ SUMMARY: Mapping[str, type | tuple[type, ...]] = {
 }
 """Keys that every summary.json has, with their types."""
 
-EVALUATED = (
-    *("eval/success_once", "eval/success_low", "eval/success_high"),
-    *("eval/return", "eval/episode_length", "eval/episodes"),
-)
+EVALUATED = ("eval/return", "eval/episode_length", "eval/episodes")
 """Metrics that every evaluation has."""
+SUCCESS = ("eval/success_once", "eval/success_low", "eval/success_high")
+"""Metrics of evaluations that an evaluation has all or, where the simulator does not say what success is, none of."""
 
 
 class SummaryError(UserError):
@@ -74,7 +73,10 @@ def sorted_evaluations(summary: dict[str, Any]) -> list[tuple[str, dict[str, flo
 
 def is_evaluation(found: object) -> bool:
     """Return whether these are the metrics of an evaluation."""
-    return isinstance(found, dict) and all(isinstance(found.get(name), int | float) for name in EVALUATED)
+    if not isinstance(found, dict):
+        return False
+    wanted = (*EVALUATED, *(SUCCESS if any(found.get(name) is not None for name in SUCCESS) else ()))
+    return all(isinstance(found.get(name), int | float) for name in wanted)
 
 
 @contextmanager

@@ -47,7 +47,7 @@ class Raylets:
         environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
         # Ray gives a node half a minute to start, which a machine that is busy with other tests may exceed.
         for attempt in range(_ATTEMPTS):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, cwd="/tmp")
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd="/tmp")
             if done.returncode == 0:
                 return
             assert attempt < _ATTEMPTS - 1, done.stdout + done.stderr
@@ -72,7 +72,7 @@ class Raylets:
         rest = raylet.children(recursive=True)
         raylet.kill()
         moment = time.monotonic()
-        psutil.wait_procs([raylet, *rest], timeout=20)
+        psutil.wait_procs([raylet, *rest], timeout=60)
         return moment
 
     def _end(self, host: str) -> None:
@@ -80,7 +80,7 @@ class Raylets:
         left = [each for each in self._own() if f"={host}" in " ".join(each.cmdline())]
         for process in left:
             process.kill()
-        psutil.wait_procs(left, timeout=20)
+        psutil.wait_procs(left, timeout=60)
 
     def _own(self) -> list[psutil.Process]:
         """Return the processes of the cluster."""
@@ -101,7 +101,7 @@ class Raylets:
                     process.kill()
                 except psutil.NoSuchProcess:
                     continue
-            psutil.wait_procs(own, timeout=10)
+            psutil.wait_procs(own, timeout=60)
         shutil.rmtree(self.folder)
 
 
@@ -121,7 +121,7 @@ def of_runs() -> list[psutil.Process]:
 
 def left_over() -> list[psutil.Process]:
     """Return those that are left a moment after the end of a run."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 240
     while (found := of_runs()) and time.monotonic() < deadline:
         time.sleep(0.1)
     return found

@@ -9,8 +9,6 @@ from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UserError
 from embodyrl.placement.launcher import RemoteError
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def run(name, wrong):
     config = WrongConfig(name=name, wrong=wrong, num_envs=2, workers=2, cameras=["side"], image_size=[8, 16])

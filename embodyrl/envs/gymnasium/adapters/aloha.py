@@ -28,7 +28,7 @@ TASKS = {
 """Id -> class of the task, and the file of its scene."""
 PROPRIO = ("full", "robot")
 LEFT_FINGERS, RIGHT_FINGERS = (6, 7), (14, 15)
-"""Actuators of the fingers, which one number per hand commands."""
+"""Actuators of the fingers, which one number per arm commands."""
 SOLVED = 4.0
 """Reward of a solved task."""
 

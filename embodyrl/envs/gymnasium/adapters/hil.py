@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 
 TASKS = ("gym_hil/PandaPickCube-v0", "gym_hil/PandaArrangeBoxes-v0")
-"""Ids of the tasks whose actions move the hand by up to 2.5 cm and command the gripper (0 closes, 2 opens)."""
+"""Ids of the tasks whose actions move the end effector by up to 2.5 cm and command the gripper (0 closes, 2 opens)."""
 
 
 class NoRenderer:

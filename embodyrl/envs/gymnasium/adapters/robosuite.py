@@ -32,7 +32,7 @@ TASKS = {
 }
 """Task -> its robots, unless `env.kwargs.robots` names others."""
 ROBOT_KEYS = ("eef_pos", "eef_quat", "gripper_qpos")
-"""What a policy reads of each robot: position [m] and quaternion of the hand, positions of the fingers."""
+"""What a policy reads of each robot: position [m] and quaternion of the end effector, positions of the fingers."""
 PLACEMENT_ATTEMPTS = 1000
 """Most attempts to draw a layout without collisions."""
 
@@ -61,9 +61,10 @@ class Robosuite(gymnasium.Env[Any, Any]):
     Args:
         task: robosuite's name of it.
         robots: its robots.
-        controller: name of the robots' controller; `OSC_POSE`: displacements of the hand, 5 cm and 0.5 rad at 1.
+        controller: name of the robots' controller; `OSC_POSE`: displacements of the end effector, 5 cm and 0.5 rad
+            at 1.
         dense: whether the reward is shaped; else it is 1 on success.
-        proprio: `full`: hands, fingers and objects; `robot`: without objects.
+        proprio: `full`: end effectors, fingers and objects; `robot`: without objects.
         end_at_success: whether success ends the episode.
         kwargs: further arguments of the environment's class.
 
@@ -137,7 +138,7 @@ class Robosuite(gymnasium.Env[Any, Any]):
                     break
             else:
                 raise RuntimeError(f"robosuite found no layout without collisions in {PLACEMENT_ATTEMPTS} attempts")
-        for robot in self._inner.robots:  # robosuite lets grippers go on from where they were
+        for robot in self._inner.robots:  # robosuite lets grippers continue from where they were
             for gripper in robot.gripper.values() if isinstance(robot.gripper, dict) else [robot.gripper]:
                 gripper.current_action = np.zeros(gripper.dof)
         return self._observed(seen), {}

@@ -28,6 +28,25 @@
   });
   system.addEventListener("change", colour);
 
+  // Charts whose points have a wall clock are drawn over it, or over what they began with.
+  const clock = document.getElementById("clock");
+  const models = () => (window.Bokeh ? Bokeh.documents : []).flatMap((doc) => [...doc.all_models]);
+  const timed = () => models().filter((model) => model.type === "LinearAxis" && model.tags.length === 2);
+  let overClock = false;
+  function offerClock() {
+    clock.hidden = timed().length === 0;
+  }
+  clock.addEventListener("click", () => {
+    overClock = !overClock;
+    for (const model of models()) {
+      if (model.type === "ColumnDataSource" && model.data.minutes) {
+        model.data = {...model.data, x: overClock ? model.data.minutes : model.data.steps};
+      }
+    }
+    for (const axis of timed()) { axis.axis_label = axis.tags[overClock ? 1 : 0]; }
+    clock.textContent = overClock ? timed()[0].tags[0] : "wall clock";
+  });
+
   // One embedded video shows several episodes as tiles; each card shows its own part of it.
   for (const gallery of document.querySelectorAll(".gallery")) {
     const whole = document.getElementById(gallery.dataset.video);
@@ -56,5 +75,5 @@
     await Bokeh.embed.embed_item(item, name);
     document.getElementById(name).dataset.drawn = "";
   });
-  Promise.all(drawn).then(colour);
+  Promise.all(drawn).then(colour).then(offerClock);
 })();

@@ -1,0 +1,66 @@
+"""Normalisation of observations by running statistics.
+
+Shapes: `M` observations, `S` numbers of each.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+SMALLEST_DEVIATION = 0.02
+"""Smallest standard deviation by which observations are divided where critics learn from a replay: a number that has
+been constant so far (the place of an object, until it is pushed) must not be magnified without bounds. In the units of
+the observation, mostly metres."""
+
+
+class RunningNormalizer(nn.Module):
+    """Scales observations to mean 0 and standard deviation 1, clipped to +-`limit`; a standard deviation below
+    `smallest` counts as that.
+
+    The statistics change only in `update`, never in `forward`, and are part of the state dict. They are float64,
+    because a float32 count stops growing at 2^24 and sums lose digits. Merging follows Chan et al. (1979), "Updating
+    formulae".
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, size: int, smallest: float = 0.0, limit: float = 10.0) -> None:
+        super().__init__()
+        self.smallest, self.limit = smallest, limit
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("shift", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Normalise `[..., S]`."""
+        return ((observations - self.shift) * self.scale).clamp(-self.limit, self.limit)
+
+    def clipped(self, observations: Tensor) -> Tensor:
+        """Return the share of the numbers of observations `[M, S]` that lie beyond the limit, where they cannot be
+        distinguished; a scalar."""
+        return (self.forward(observations.float()).abs() >= self.limit).float().mean()
+
+    @torch.no_grad()
+    def update(self, observations: Tensor) -> None:
+        """Update the statistics with observations `[M, S]`."""
+        batch = observations.to(torch.float64)
+        number = float(batch.shape[0])
+        delta = batch.mean(0) - self.mean
+        total = self.count + number
+        sum_of_squares = (
+            self.variance * self.count
+            + batch.var(0, unbiased=False) * number
+            + delta.square() * (self.count * number / total)
+        )
+        self.mean += delta * (number / total)
+        self.variance.copy_(sum_of_squares / total)
+        self.count.copy_(total)
+        self.shift.copy_(self.mean)
+        self.scale.copy_((self.variance.clamp(min=self.smallest**2) + 1e-8).rsqrt())
