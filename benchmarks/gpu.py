@@ -47,13 +47,14 @@ import mode_switch
 import numpy as np
 import torch
 import weight_sync
-from vla_real_size import MODELS, TASK_DESCRIPTION, Setup, count_flops, matrix_peak, measure_learning
+from vla_real_size import MODELS, PPO, TASK_DESCRIPTION, Setup, count_flops, matrix_peak, measure_learning
 
 import embodyrl
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import EngineConfig
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.files import write_whole
+from embodyrl.methods.on_policy.learner import OnPolicyLearner
 from embodyrl.planning.dry_run import trace
 from embodyrl.planning.memory import Learning, train_need
 from embodyrl.planning.weightless import build_weightless
@@ -212,7 +213,14 @@ def planned_bytes(setup: Setup, what: str, samples: int, micro: int) -> int:
     """Memory that the planner expects of an update, without CUDA's own, which torch does not count."""
     settings: dict[str, Any] = {"device": setup.device.type, "gradient_checkpointing": True}
     config = build_section(EngineConfig, settings | ({"lora": {"rank": 32}} if what == "lora" else {}))
-    traced = trace(weightless(setup), setup.observe, config, cuda=setup.device.type == "cuda", critic=False)
+    traced = trace(
+        weightless(setup),
+        setup.observe,
+        config,
+        cuda=setup.device.type == "cuda",
+        learner=OnPolicyLearner,
+        algorithm=PPO,
+    )
     learning = Learning(
         deciding_samples=samples,
         minibatch=samples,

@@ -27,10 +27,10 @@ from turns import take_turns
 from embodyrl.config import load_config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.methods.learner import build_learner
 from embodyrl.models import build_policy
 from embodyrl.models.policy import PolicyObservation
 from embodyrl.models.smolvla.config import ScratchConfig, SmolVLAConfig
-from embodyrl.registry import LOSSES
 
 SIDE, CHUNK, ACTION, STATE = 128, 10, 7, 8
 SHAPE = ScratchConfig(
@@ -47,7 +47,7 @@ SHAPE = ScratchConfig(
 TASK_DESCRIPTION = "put the bowl on the plate"
 
 
-def engine_of(*, keeps: bool) -> HybridEngine:
+def learner_of(*, keeps: bool) -> Any:
     """An engine whose traces hold what the vision tower makes of images, or not."""
     arm = ActionField(name="arm", meaning="native", unit="1", low=(-1.0,) * ACTION, high=(1.0,) * ACTION)
     spec = SimulatorSpec(
@@ -63,11 +63,11 @@ def engine_of(*, keeps: bool) -> HybridEngine:
     config = load_config(None, [*overrides, "algorithm.epochs=2"]).config
     policy = build_policy(SmolVLAConfig(name="smolvla", scratch=SHAPE), spec, chunk_size=CHUNK, seed=1)
     policy.trace_holds_images = keeps
-    return HybridEngine(
+    return build_learner(
         policy,
+        config.algorithm,
+        simulator=spec,
         config=config.engine,
-        algorithm=config.algorithm,
-        loss=LOSSES.load(config.algorithm.loss.name),
         iterations=10**6,
         seed=1,
     )
@@ -139,15 +139,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the numbers there as JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    kept, images = engine_of(keeps=True), engine_of(keeps=False)
-    batches = {id(engine): batch_of(engine, arguments.samples) for engine in (kept, images)}
+    kept, images = learner_of(keeps=True), learner_of(keeps=False)
+    batches = {id(learner): batch_of(learner.engine, arguments.samples) for learner in (kept, images)}
 
-    def update(engine: HybridEngine) -> Callable[[], object]:
-        return lambda: engine.update(batches[id(engine)].clone(), [TASK_DESCRIPTION])
+    def update(learner: Any) -> Callable[[], object]:
+        return lambda: learner.update(batches[id(learner)].clone(), [TASK_DESCRIPTION])
 
     times = take_turns({"kept": update(kept), "images": update(images)}, arguments.rounds)
     medians = {name: statistics.median(spent) for name, spent in times.items()}
-    parts = parts_of_a_decision(kept, arguments.samples // 4)
+    parts = parts_of_a_decision(kept.engine, arguments.samples // 4)
     numbers = {
         "python": platform.python_version(),
         "torch": torch.__version__,

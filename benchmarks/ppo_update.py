@@ -26,11 +26,11 @@ from turns import take_turns
 from embodyrl.algorithms.advantages import normalize
 from embodyrl.config import load_config
 from embodyrl.config.schema import Config
-from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import ActionField, SimulatorSpec
+from embodyrl.methods.learner import build_learner
+from embodyrl.methods.on_policy.config import OnPolicyConfig
+from embodyrl.methods.on_policy.stages import chunks_to_learn_from
 from embodyrl.models import build_policy
-from embodyrl.pipelines.stages import chunks_to_learn_from
-from embodyrl.registry import LOSSES
 from embodyrl.rollout.batch import TrajectoryBatch
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -61,11 +61,11 @@ def our_update(config: Config) -> Callable[[], None]:
         max_episode_steps=k,
         control_frequency=10.0,
     )
-    engine = HybridEngine(
+    learner: Any = build_learner(
         build_policy(config.model, spec, chunk_size=1, seed=1),
+        config.algorithm,
+        simulator=spec,
         config=config.engine,
-        algorithm=config.algorithm,
-        loss=LOSSES.load(config.algorithm.loss.name),
         iterations=10**6,
         seed=1,
     )
@@ -90,7 +90,7 @@ def our_update(config: Config) -> Callable[[], None]:
     def update() -> None:
         batch = TrajectoryBatch(columns, [TASK_DESCRIPTION])
         batch["advantages"], batch["returns"] = normalize(advantages, batch["valid"]), returns
-        engine.update(chunks_to_learn_from(batch, config), [TASK_DESCRIPTION])
+        learner.update(chunks_to_learn_from(batch, learner.algorithm, k), [TASK_DESCRIPTION])
 
     return update
 
@@ -106,6 +106,7 @@ def peer_update(config: Config) -> Callable[[], None]:
         action_space = gymnasium.spaces.Box(-1.0, 1.0, (SIZE_OF_ACTION,), np.float32)
 
     k, b, algorithm = config.rollout.num_chunks, config.env.num_envs, config.algorithm
+    assert isinstance(algorithm, OnPolicyConfig)
     hidden = list(config.model.hidden_sizes)  # type: ignore[attr-defined]
     model = PPO(
         "MlpPolicy",

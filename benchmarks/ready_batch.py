@@ -31,12 +31,11 @@ sys.path.append(str(Path(__file__).parent))
 
 from sleeping_simulator import SleepingConfig
 
-from embodyrl.config.schema import AlgorithmConfig, EngineConfig, RolloutConfig, Schedule
+from embodyrl.config.schema import EngineConfig, RolloutConfig, Schedule
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
-from embodyrl.registry import LOSSES
 from embodyrl.rollout.collector import Collector
 
 NUM_ENVS, CHUNK, ACTION = 16, 8, 7
@@ -103,8 +102,6 @@ def collector(stack: ExitStack, chunks: int, schedule: Schedule, ready_slots: in
     engine = HybridEngine(
         SleepingPolicy(),
         config=EngineConfig(),
-        algorithm=AlgorithmConfig(name="ppo"),
-        loss=LOSSES.load("ppo"),
         iterations=1,
         seed=1,
     )

@@ -75,9 +75,8 @@ def peer(job: str, seed: int) -> list[Point]:
     from stable_baselines3.common.logger import Logger
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-    from embodyrl.algorithms.off_policy_options import SACConfig
-    from embodyrl.algorithms.off_policy_sizes import usual_target_entropy
     from embodyrl.config import load_config
+    from embodyrl.methods.sac.config import SACConfig, usual_target_entropy
 
     config = load_config(job, [f"seed={seed}"]).config
     algorithm = config.algorithm

@@ -24,16 +24,16 @@ import gymnasium
 import numpy as np
 import torch
 
-from embodyrl.algorithms.off_policy_options import CriticsConfig, OffPolicyConfig, SACConfig
-from embodyrl.algorithms.off_policy_sizes import MIB, replay_fields
 from embodyrl.config.schema import EngineConfig, OptimizerConfig
-from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import ActionField, SimulatorSpec
+from embodyrl.methods.learner import build_learner
+from embodyrl.methods.replay.config import CriticsConfig
+from embodyrl.methods.sac.config import OffPolicyConfig, SACConfig
+from embodyrl.methods.sac.learner import SoftActorCritic
 from embodyrl.models.mlp.options import Activation, Distribution, MLPConfig
 from embodyrl.models.mlp.policy import MLPPolicy
-from embodyrl.models.policy import SoftPolicy
-from embodyrl.registry import LOSSES
 from embodyrl.rollout.replay import Replay
+from embodyrl.rollout.replay_fields import MIB, replay_fields
 
 STATE, ACTION, DECISIONS = 39, 4, 20_000
 GAMMA, TAU, RATE = 0.99, 0.005, 3e-4
@@ -69,11 +69,11 @@ def ours(decisions: dict[str, np.ndarray], *, width: int, batch: int, layer_norm
         1,
     )
     critics = CriticsConfig(hidden_sizes=[width, width], layer_norm=layer_norm, tau=TAU)
-    engine = HybridEngine(
+    learner = build_learner(
         policy,
         config=EngineConfig(optimizer=OptimizerConfig(lr=RATE, eps=1e-8, max_grad_norm=1e9)),
         algorithm=SACConfig(name="sac", gamma=GAMMA, off_policy=OffPolicyConfig(critics=critics, batch_size=batch)),
-        loss=LOSSES.load("ppo"),
+        simulator=spec,
         iterations=1,
         seed=1,
     )
@@ -92,9 +92,9 @@ def ours(decisions: dict[str, np.ndarray], *, width: int, batch: int, layer_norm
     replay._columns["rewards"][0] = decisions["rewards"][:, None]
     replay._columns["steps"][0] = 1
     replay._live = np.arange(DECISIONS)
-    assert isinstance(engine.policy, SoftPolicy)
-    engine.add_to_statistics(torch.from_numpy(decisions["proprio"]), engine.policy)
-    return lambda count: engine.improve(replay.minibatches(count, batch))
+    assert isinstance(learner, SoftActorCritic)
+    learner.statistics.add(torch.from_numpy(decisions["proprio"]), learner.policy)
+    return lambda count: learner.learn(replay.minibatches(count, batch))
 
 
 class Sizes(gymnasium.Env):

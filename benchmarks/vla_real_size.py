@@ -37,11 +37,15 @@ from embodyrl.data.batch import Batch
 from embodyrl.engine.compute import computing_in
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.methods.learner import build_learner
+from embodyrl.methods.on_policy.config import OnPolicyConfig
+from embodyrl.methods.sft.config import SFTConfig
 from embodyrl.models import Policy, PolicyObservation, build_policy
 from embodyrl.planning.dry_run import SAMPLES, DryRun, fake, give_bodies
 from embodyrl.planning.weightless import Assuming, build_published, build_weightless
-from embodyrl.registry import LOSSES, SupportedModel
+from embodyrl.registry import SupportedModel
 
+PPO = OnPolicyConfig(name="ppo", epochs=1, minibatches=1, value_coef=0.0)
 TASK_DESCRIPTION = "pick up the black bowl between the plate and the ramekin and place it on the plate"
 LEARN = ["lora", "full", "sft"]
 ASSUMED_PEAK = 790e12
@@ -162,11 +166,16 @@ class Setup:
 
     def engine(self, **settings: Any) -> HybridEngine:
         """The policy in an engine with these settings."""
-        return HybridEngine(
+        engine: HybridEngine = self.learner(PPO, **settings).engine
+        return engine
+
+    def learner(self, algorithm: AlgorithmConfig, **settings: Any) -> Any:
+        """A method that learns with the policy, in an engine with these settings."""
+        return build_learner(
             self.policy(),
+            algorithm,
+            simulator=self.simulator,
             config=build_section(EngineConfig, {"device": self.device.type, **settings}),
-            algorithm=AlgorithmConfig(name="ppo", epochs=1, minibatches=1, value_coef=0.0),
-            loss=LOSSES.load("ppo"),
             iterations=10,
             seed=0,
         )
@@ -261,15 +270,16 @@ def measure_learning(
         settings["lora"] = {"rank": 32}
     row: dict[str, Any] = {"what": what, "samples": options.samples, "micro_batch": options.micro_batch}
     try:
-        engine = setup.engine(**settings)
+        learner = setup.learner(SFTConfig(name="sft") if what == "sft" else PPO, **settings)
+        engine = learner.engine
         observation = setup.observe(options.samples)
         batch = decisions(engine, observation)
         shape = (options.samples, setup.kind.chunk, engine.policy.spec.action_dim)
         demonstrations = [Batch(observation=observation, actions=np.zeros(shape, np.float32))]
-        steps = {"sft": lambda: engine.sft_step(demonstrations)}
+        steps = {"sft": lambda: learner.imitation.learn(demonstrations)}
         setup.peak_memory()
         with engine.train_mode():
-            seconds = setup.seconds(steps.get(what, lambda: engine.update(batch, [TASK_DESCRIPTION])))
+            seconds = setup.seconds(steps.get(what, lambda: learner.update(batch, [TASK_DESCRIPTION])))
     except torch.cuda.OutOfMemoryError as error:
         return row | {"failed": str(error).splitlines()[0]}
     return row | {

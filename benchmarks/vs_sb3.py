@@ -34,7 +34,8 @@ import psutil
 if TYPE_CHECKING:
     import gymnasium
 
-    from embodyrl.config.schema import Config
+    from embodyrl.methods.on_policy.config import OnPolicyConfig
+from embodyrl.config.schema import Config
 
 OURS = "embodyrl"
 PEERS = ("sb3-subproc", "sb3-dummy")
@@ -220,6 +221,7 @@ def run_peer(contender: str, run_dir: Path, iterations: int, overrides: Sequence
 
     config = our_config(overrides)
     algorithm = config.algorithm
+    assert isinstance(algorithm, OnPolicyConfig)
     torch.set_num_threads(1 if config.engine.threads == "auto" else int(config.engine.threads))
     run_dir.mkdir()
 

@@ -257,25 +257,18 @@ class SimulatorEntry(Entry):
 class AlgorithmEntry(Entry):
     """The stages of an iteration. Target: callable (config) -> list of `pipelines.Stage`."""
 
+    options: str | type | None = "embodyrl.methods.on_policy.config:OnPolicyConfig"
+    """Its settings, a subclass of `config.schema.AlgorithmConfig`, which also says what it needs."""
+    learner: Function | type = "embodyrl.methods.on_policy.learner:OnPolicyLearner"
+    """What its stages call: a subclass of `methods.learner.Learner`."""
     critic: bool | None = None
     """Whether its stages provide a critic's values; None: works with and without."""
     demonstrations: bool | None = False
     """Whether it learns from the demonstrations of `data.path`; None: from them if there are any."""
-    off_policy: bool = False
-    """Whether it learns from a replay of past decisions; its options then have a section `off_policy`."""
-    imitates: bool = False
-    """Whether it only imitates, by a policy's `sft_loss`: any model and any kind of action will do."""
-    weighs: bool = False
-    """Whether it can imitate by a policy's `sft_loss`, with weights (`ModelEntry.weighs`), where critics do not see
-    what the policy sees."""
-    steers: bool = False
-    """Whether it leaves a flow policy (`ModelEntry.flow`) as it is, and chooses its noise."""
-    judges: bool = False
-    """Whether what it learns is no policy but a classifier of success (`algorithm.reward: classifier`)."""
-    check: Function | None = None
-    """As with models."""
-    notes: Function | None = None
-    """As with models."""
+
+    def load_learner(self) -> Any:
+        """Return the class of its learner, imported if necessary."""
+        return load_target(self.learner) if isinstance(self.learner, str) else self.learner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,8 +407,9 @@ class Registry(Generic[E]):
         that are no class."""
         for each in dataclasses.fields(self.entry_type):
             value = known.get(each.name)
-            if each.name == "options":
-                is_right, wanted = isinstance(value, str | type), "their dataclass, or 'module:class'"
+            if each.name in ("options", "learner"):
+                what = "their dataclass" if each.name == "options" else "the class"
+                is_right, wanted = isinstance(value, str | type), f"{what}, or 'module:class'"
             else:
                 is_right = "Function" not in str(each.type) or isinstance(value, str | bool)
                 wanted = "the text 'module:function', which is imported when it is first called"
@@ -496,7 +490,7 @@ SIMULATORS = Registry("simulator", home="embodyrl.envs.builtin", group="embodyrl
 
 ALGORITHMS = Registry(
     "algorithm",
-    home="embodyrl.pipelines.builtin:declare_algorithms",
+    home="embodyrl.methods.builtin:declare_algorithms",
     group="embodyrl.algorithms",
     entry=AlgorithmEntry,
 )
@@ -528,7 +522,7 @@ ENCODERS = Registry(
 )
 """Encoders of the observations of an episode. Target: callable (images, proprio, dim=) -> vector `[E]`."""
 
-STAGES = Registry("stage", home="embodyrl.pipelines.builtin:declare_stages", group="embodyrl.stages", entry=StageEntry)
+STAGES = Registry("stage", home="embodyrl.methods.builtin:declare_stages", group="embodyrl.stages", entry=StageEntry)
 """Stage functions of an iteration. Target: callable (iteration) -> None."""
 
 OPTIMIZERS = Registry("optimizer", home="embodyrl.engine.builtin", group="embodyrl.optimizers", entry=Entry)

@@ -111,7 +111,7 @@ def declare_rewards() -> None:
         options="embodyrl.algorithms.options:ClassifierRewardConfig",
         whole=False,
         of_decisions=True,
-        check="embodyrl.pipelines.judging_rules:check_reward",
+        check="embodyrl.methods.reward_classifier.rules:check_reward",
         summary="1 for the action after which a learned classifier takes the episode for solved, else 0",
     )
     REWARDS.register(

@@ -14,7 +14,6 @@ from typing import Any
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import (
     AdvantageConfig,
-    AlgorithmConfig,
     Compat,
     Config,
     Excess,
@@ -136,14 +135,6 @@ class ClassifierRewardConfig(RewardConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardClassifierConfig(AlgorithmConfig):
-    """Learning of a classifier of success."""
-
-    held_out: float = setting(0.2, above=0.0, below=1.0)
-    """Share of the demonstrations that are not learned from: on them precision and recall are measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ZeroVarianceConfig(FilterConfig):
     """Drops groups whose episodes all came out the same."""
 
@@ -172,7 +163,7 @@ def compares_groups(options: AdvantageConfig) -> bool:
 
 def check_grpo(config: Config) -> Iterator[ConfigIssue]:
     """Check that leave-one-out has a mean to change."""
-    options = config.algorithm.advantage
+    options = config.algorithm.parts()["advantage"]
     assert isinstance(options, GRPOConfig)
     if options.leave_one_out and options.mean_level is NormLevel.none:
         yield ConfigIssue(
@@ -185,7 +176,7 @@ def check_grpo(config: Config) -> Iterator[ConfigIssue]:
 
 def check_accuracy(config: Config) -> Iterator[ConfigIssue]:
     """Check that some success rate lies within the filter's limits."""
-    options = config.algorithm.filter
+    options = config.algorithm.parts()["filter"]
     assert isinstance(options, AccuracyConfig)
     if options.accuracy_low > options.accuracy_high:
         yield ConfigIssue(
@@ -234,7 +225,7 @@ BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWO
 def check_signature(key: str, config: Config) -> Iterator[ConfigIssue]:
     """Check that the function of `algorithm.<key>` can be called in a run. Built-in ones are not checked here, since
     that would import torch; tests check them."""
-    section, registry, where = getattr(config.algorithm, key), COMPONENTS[key], f"algorithm.{key}.name"
+    section, registry, where = config.algorithm.parts()[key], COMPONENTS[key], f"algorithm.{key}.name"
     if section.name not in registry or (entry := registry.entry(section.name)).source == "built-in" or entry.missing():
         return
     what = f"{registry.kind} {entry.name!r}"
@@ -255,7 +246,7 @@ def check_signature(key: str, config: Config) -> Iterator[ConfigIssue]:
 
 def _check_argument(key: str, parameter: inspect.Parameter, config: Config, what: str) -> Iterator[ConfigIssue]:
     """Check that an argument of a function is available."""
-    options = option_names(getattr(config.algorithm, key))
+    options = option_names(config.algorithm.parts()[key])
     where, name, given = f"algorithm.{key}.name", parameter.name, GIVEN[key]
     if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
         message = f"{what} takes {name!r} by its position, but is called by name"
@@ -279,11 +270,12 @@ def _check_argument(key: str, parameter: inspect.Parameter, config: Config, what
 
 def _absent(name: str, config: Config) -> tuple[str, str]:
     """Return the reason why a run with this config lacks a column, and a remedy; two empty texts if it has it."""
-    algorithm, advantage = config.algorithm, config.algorithm.advantage.name
+    algorithm, needs = config.algorithm, config.algorithm.needs(config)
     if name in ("values", "next_values", "returns", "old_values"):
-        if advantage in ADVANTAGES and not ADVANTAGES.entry(advantage).critic:
+        advantage = algorithm.parts()["advantage"].name
+        if advantage in ADVANTAGES and not needs.critic:
             return f"advantage {advantage!r} is registered as one without critic", "choose or register one with critic"
-    elif name == "reference_logprobs" and algorithm.kl_coef == 0.0:
+    elif name == "reference_logprobs" and not needs.reference:
         return "there is no reference policy", "set algorithm.kl_coef above 0"
     elif name == "images" and not config.env.cameras:
         return "there are no images", "name some in env.cameras"
@@ -296,7 +288,7 @@ def _absent(name: str, config: Config) -> tuple[str, str]:
 def _absent_for_advantages(name: str, config: Config) -> tuple[str, str]:
     """Do what `_absent` does, for a column that an advantage estimator names."""
     of_chunks = ("terminated", "values", "next_values")
-    if name in of_chunks and config.algorithm.reward_level is RewardLevel.action:
+    if name in of_chunks and getattr(config.algorithm, "reward_level", None) is RewardLevel.action:
         return "actions have none (algorithm.reward_level is 'action')", "set algorithm.reward_level to chunk"
     return _absent(name, config)
 

@@ -13,19 +13,13 @@ from typing import Any
 from embodyrl.checking.promises import Bench, Broken, DoesNotApply, Promise, needed, promise
 from embodyrl.checking.simulators import LIMIT
 from embodyrl.config import LoadedConfig
+from embodyrl.config.algorithm_rules import PARTS
 from embodyrl.config.build import with_values
 from embodyrl.config.issues import KeyPath, key_path
-from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config, PlacementBackend, RolloutMode
 from embodyrl.errors import line_of
 from embodyrl.registry import (
-    ADVANTAGES,
-    ALGORITHMS,
-    FILTERS,
-    LOSSES,
-    REWARDS,
     SIMULATORS,
-    Registry,
     SupportedModel,
 )
 from embodyrl.runner.build import Elsewhere, Host, build_acting, settings_of_torch_kept
@@ -65,8 +59,6 @@ def smallest(config: Config, folder: Path) -> Config:
         "rollout.episodes_per_slot": 1,
         "rollout.blocks": "auto",
         "rollout.mode": RolloutMode.sync,
-        "algorithm.minibatches": 1,
-        "algorithm.epochs": 1,
         "engine.micro_batch_size": None,
         "engine.parallel.world_size": 1,
         "placement.backend": PlacementBackend.local,
@@ -76,13 +68,7 @@ def smallest(config: Config, folder: Path) -> Config:
         "tracking.sinks": ["jsonl"],
         "tracking.report": False,
         "tracking.video.episodes": 0,
-        # Of algorithms that have them.
-        "algorithm.off_policy.replay.start_after": 2,
-        "algorithm.off_policy.batch_size": BATCH,
-        "algorithm.off_policy.updates_per_step": 0.5,
-        "algorithm.off_policy.imitation.first_steps": 1,
-        "algorithm.off_policy.critics_first": 0,
-        "algorithm.off_policy.offline_iterations": 0,
+        **config.algorithm.smallest(),
     }
     found: Mapping[KeyPath, Any] = {key_path(key): value for key, value in values.items() if _has(config, key)}
     changed: Config = with_values(config, found)
@@ -120,14 +106,8 @@ class LearningBench(Bench):
 
     def place(self, error: BaseException, method: str) -> str:
         """Return the line of the loss, reward, advantage or filter that an error names, or see `Bench.place`."""
-        algorithm = self.loaded.config.algorithm
-        parts: list[tuple[Registry[Any], Any]] = [
-            (LOSSES, algorithm.loss),
-            (REWARDS, algorithm.reward),
-            (ADVANTAGES, algorithm.advantage),
-            (FILTERS, algorithm.filter),
-        ]
-        for registry, part in parts:
+        for kind, part in self.loaded.config.algorithm.parts().items():
+            registry = PARTS[kind]
             entry = registry.entry(part.name)
             if entry.source != "built-in" and (function := entry.load()).__module__ in str(error):
                 return line_of(function)
@@ -136,8 +116,8 @@ class LearningBench(Bench):
     @needed
     def ending(self) -> Ending:
         """The smallest run."""
-        if fact(ALGORITHMS, self.loaded.config.algorithm.name, "judges"):
-            raise DoesNotApply("it learns a classifier of success, not a policy")
+        if self.loaded.config.algorithm.needs(self.loaded.config).alone:
+            raise DoesNotApply("it learns no policy")
         return start(self.loaded, Host(progress=False, leave=raise_interrupt))
 
     @property

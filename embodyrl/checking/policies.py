@@ -17,17 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.off_policy_options import DSRLConfig
 from embodyrl.checking.promises import Bench, Broken, DoesNotApply, Promise, needed, promise
 from embodyrl.checking.simulators import global_seed
-from embodyrl.config.rules import fact, is_supervised
+from embodyrl.config.rules import is_supervised, replay_of
 from embodyrl.config.schema import Config
 from embodyrl.engine.compute import choose_device, choose_precision, computing_in
 from embodyrl.engine.lora import save_policy
 from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.models import build_policy
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy, PolicyObservation, SoftPolicy
-from embodyrl.registry import ADVANTAGES, ALGORITHMS, SupportedModel
+from embodyrl.registry import SupportedModel
 from embodyrl.runner.build import with_weight_type
 
 B = 3
@@ -77,7 +76,7 @@ class PolicyBench(Bench):
     def build(self, seed: int) -> Policy:
         """Build the policy with random weights from a seed, or those of its checkpoint."""
         model, algorithm = with_weight_type(self.config.model, self.config.engine, None), self.config.algorithm
-        steering = algorithm.off_policy.steering if isinstance(algorithm, DSRLConfig) else None
+        steering = algorithm.needs(self.config).steering
         chunk = self.config.rollout.chunk_size
         policy = build_policy(model, self.spec, chunk_size=chunk, seed=seed, steering=steering)
         return policy.to(self.device).eval()
@@ -126,7 +125,7 @@ class PolicyBench(Bench):
     def must_score(self) -> None:
         """Raise `DoesNotApply` if the config's algorithm does not score chunks again."""
         self.must_sample()
-        if fact(ALGORITHMS, self.config.algorithm.name, "off_policy"):
+        if replay_of(self.config) is not None:
             raise DoesNotApply(
                 f"algorithm {self.config.algorithm.name!r} learns from a replay: no chunk is scored again"
             )
@@ -253,9 +252,8 @@ def values_are_there(bench: PolicyBench) -> None:
     """Check values of act."""
     bench.must_score()
     values, name = bench.sampled.values, bench.config.model.name
-    asked = fact(ADVANTAGES, bench.config.algorithm.advantage.name, "critic")
-    if values is None and not asked:
-        raise DoesNotApply(f"advantage {bench.config.algorithm.advantage.name!r} needs none")
+    if values is None and not bench.config.algorithm.needs(bench.config).critic:
+        raise DoesNotApply(f"algorithm {bench.config.algorithm.name!r} needs none with these settings")
     _require(
         values is not None,
         f"values is None, but model {name!r} is registered with critic=True",
@@ -341,9 +339,9 @@ def evaluate_is_differentiable(bench: PolicyBench) -> None:
 def encoding_has_its_size(bench: PolicyBench) -> None:
     """Check `SoftPolicy.encode`, `draw` and `mode`."""
     policy, algorithm = bench.policy, bench.config.algorithm.name
-    if not isinstance(policy, SoftPolicy) or not fact(ALGORITHMS, algorithm, "off_policy"):
+    if not isinstance(policy, SoftPolicy) or replay_of(bench.config) is None:
         raise DoesNotApply(f"algorithm {algorithm!r} learns from no replay")
-    if not policy.learns_from_replay or fact(ALGORITHMS, algorithm, "steers"):
+    if not policy.learns_from_replay or bench.config.algorithm.needs(bench.config).steering is not None:
         raise DoesNotApply(f"the critics of {algorithm!r} see other features")
     with torch.no_grad():
         features = _is_tensor(policy.encode(bench.inputs), (B, policy.feature_dim), "encode", method="encode")
@@ -357,7 +355,7 @@ def encoding_has_its_size(bench: PolicyBench) -> None:
 def supervised_loss_is_differentiable(bench: PolicyBench) -> None:
     """Check `sft_loss`."""
     policy = bench.policy
-    if type(policy).sft_loss is Policy.sft_loss or not fact(ALGORITHMS, bench.config.algorithm.name, "imitates"):
+    if type(policy).sft_loss is Policy.sft_loss or not bench.config.algorithm.needs(bench.config).imitates:
         raise DoesNotApply(f"algorithm {bench.config.algorithm.name!r} does not imitate")
     weights = torch.ones(B, bench.config.rollout.chunk_size, device=bench.device)
     generator = torch.Generator(bench.device).manual_seed(0)

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Collection
 from typing import Any
 
-from embodyrl.config.compose import COMPONENTS, Settings
+from embodyrl.config.compose import Settings, components
 from embodyrl.config.fields import (
     OptionsError,
     Setting,
@@ -97,6 +97,9 @@ class _Checker:
             return  # which keys are legal is not known
         settings = dict(settings_of(chosen or section))
         candidates = [chosen] if chosen else choices_of(section)
+        # Of a component that is not registered, names that it would choose can be looked at.
+        own = (each for candidate in candidates for each in settings_of(candidate).values())
+        settings |= {each.name: each for each in own if each.section is not None and is_component(each.section)}
         legal = {name for candidate in candidates for name in settings_of(candidate)}
         any_key = chosen is None and is_component(section)  # options of a component that is not registered
         for key in data:
@@ -135,7 +138,7 @@ class _Checker:
         remedies = {old: new_name_of(self.schema, data, new) for old, new in renamed_below(data, path)}
         key, here = str(path[-1]), path[:-1]
         is_ours = bool(here) and near_match(key, legal, cutoff=0.8) is not None
-        is_ours |= here in COMPONENTS and bool(owners_of(COMPONENTS[here], key))
+        is_ours |= here in components() and bool(owners_of(components()[here], key))
         if not remedies and not is_ours:
             remedies = {word: f"in embodyrl: {PEERS[str(word[-1])]}" for word in peers_words(data, path)}
         for where, remedy in (remedies or {path: self.where_it_belongs(legal, path)}).items():
@@ -148,11 +151,15 @@ class _Checker:
         if len(self.faults) > MOST_GUESSES:
             return "remove it"
         near, is_close = near_match(key, legal), near_match(key, legal, cutoff=0.8) is not None
-        if here in COMPONENTS and not is_close and (owners := owners_of(COMPONENTS[here], key)):
-            chosen = chosen_name(COMPONENTS[here], self.settings.get(here))
+        if here in components() and not is_close and (owners := owners_of(components()[here], key)):
+            chosen = chosen_name(components()[here], self.settings.get(here))
             return (
                 f"remove it, or choose {' or '.join(map(repr, owners))}: {dotted(here)} {chosen!r} has no such option"
             )
+        section = self.chooses(here)
+        if section is not None and not is_close and (owners := owners_of(section, key)):
+            chosen = chosen_name(section, self.settings.get(here))
+            return f"remove it: {here[-1]} {chosen!r} has no such setting (it is one of {', '.join(owners)})"
         if elsewhere and not is_close:
             return f"did you mean {' or '.join(repr(dotted(known)) for known in elsewhere[:3])}?"
         if near:
@@ -161,6 +168,15 @@ class _Checker:
         if far := near_match(key, leaves, cutoff=0.8):
             return f"did you mean {dotted(leaves[far])!r}?"
         return f"remove it (keys {'of ' + dotted(here) if here else 'here'}: {', '.join(legal)})"
+
+    def chooses(self, path: KeyPath) -> type | None:
+        """Return the section at a path if its `name` chooses a component."""
+        section = (
+            settings_of(self.schema)[str(path[0])].section
+            if len(path) == 1 and path[0] in settings_of(self.schema)
+            else None
+        )
+        return section if section is not None and registry_of(section) is not None else None
 
     def setting(self, setting: Setting, value: Any, path: KeyPath) -> None:
         """Check one setting of any type."""

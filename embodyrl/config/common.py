@@ -16,15 +16,6 @@ EVERY = (
     *("env.tasks", "env.num_envs", "env.max_episode_steps", "model.checkpoint", "engine.optimizer.lr"),
 )
 ROLLOUTS = ("rollout.num_chunks", "rollout.chunk_size", "algorithm.gamma")
-NEWEST = (
-    *("rollout.group_size", "algorithm.epochs", "algorithm.minibatches", "algorithm.advantage.gae_lambda"),
-    *("algorithm.loss.clip_high", "algorithm.entropy_coef", "algorithm.kl_coef"),
-)
-REPLAYED = (
-    *("algorithm.off_policy.batch_size", "algorithm.off_policy.updates_per_step"),
-    *("algorithm.off_policy.replay.capacity", "algorithm.off_policy.replay.start_after"),
-    *("algorithm.off_policy.temperature.initial", "algorithm.off_policy.critics.hidden_sizes"),
-)
 DEMONSTRATED = ("data.path", "data.batch_size", "data.steps")
 WIDTH, WIDEST = 118, 60
 """Of a line and of a setting in it [characters]."""
@@ -38,10 +29,7 @@ def common_settings(config: Config) -> str:
     """Return the lines of a comment: about twenty settings as on the command line, with their meaning; of the groups
     that the algorithm does not use, none."""
     names = [*EVERY, *(() if is_supervised(config) else ROLLOUTS)]
-    if hasattr(config.algorithm, "off_policy"):
-        names += REPLAYED
-    elif not is_supervised(config):
-        names += NEWEST
+    names += config.algorithm.common(config)
     if config.data.path is not None:
         names += DEMONSTRATED
     rows = [row for name in names if (row := _row(config, name)) is not None]

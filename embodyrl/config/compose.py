@@ -42,9 +42,15 @@ from embodyrl.config.issues import COMMAND_LINE, ConfigIssue, KeyPath, Location
 from embodyrl.config.schema import Config
 from embodyrl.errors import did_you_mean, near_match
 
-COMPONENTS = component_sections(Config)
-"""Sections that another `name` resets, so that no option of one component is left to another."""
-_AROUND_COMPONENTS = {path[:depth] for path in COMPONENTS for depth in range(1, len(path))}
+
+def components() -> Mapping[KeyPath, type]:
+    """Return the sections that hold only a component's name and options, by their paths."""
+    return component_sections(Config)
+
+
+def _is_around(path: KeyPath) -> bool:
+    """Return whether such sections lie below a path."""
+    return any(len(path) < len(each) and each[: len(path)] == path for each in components())
 
 
 @dataclass
@@ -79,7 +85,7 @@ class Settings:
         for depth in range(1, len(package) + 1):
             self.origins.setdefault(package[:depth], Origin(whole, whole))
         values = {key: value for key, value in document.data.items() if key != "defaults"}
-        if package in COMPONENTS:
+        if package in components():
             self._put(package, values, (), {**document.origins, (): Origin(whole, whole)})
             return
         for key, value in values.items():
@@ -87,7 +93,7 @@ class Settings:
 
     def override(self, path: KeyPath, value: Any) -> None:
         """Set a value from the command line."""
-        if path[:-1] in COMPONENTS and path[-1] == "name":
+        if path[:-1] in components() and path[-1] == "name":
             path, value = path[:-1], {"name": value}
         place = Location(COMMAND_LINE)
         marks: dict[KeyPath, Origin] = {}
@@ -98,13 +104,13 @@ class Settings:
 
     def _put(self, path: KeyPath, value: Any, source: KeyPath, origins: Mapping[KeyPath, Origin]) -> None:
         """Put `value` at `path`; it is at `source` in the file that `origins` describes."""
-        if path in _AROUND_COMPONENTS and value and isinstance(value, dict) and not isinstance(self.get(path), dict):
+        if _is_around(path) and value and isinstance(value, dict) and not isinstance(self.get(path), dict):
             self._put(path, {}, source, {source: origins[source]})
         is_new = False
-        if path in COMPONENTS and isinstance(value, str):  # `loss: gspo` is gspo with its defaults
+        if path in components() and isinstance(value, str):  # `loss: gspo` is gspo with its defaults
             value, origins, is_new = {"name": value}, {**origins, (*source, "name"): origins[source]}, True
-        elif path in COMPONENTS and isinstance(value, dict) and "name" in value:
-            is_new = value["name"] != chosen_name(COMPONENTS[path], self.get(path))
+        elif path in components() and isinstance(value, dict) and "name" in value:
+            is_new = value["name"] != chosen_name(components()[path], self.get(path))
         if isinstance(value, dict) and isinstance(self.get(path), dict) and not is_new:
             self.origins[path] = origins[source]
             for key, child in value.items():

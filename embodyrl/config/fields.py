@@ -131,15 +131,24 @@ def is_component(section: type) -> bool:
     return registry_of(section) is not None and len(settings_of(section)) == 1
 
 
-@functools.cache
 def component_sections(root: type) -> Mapping[KeyPath, type]:
-    """Return the sections below `root` for which `is_component` holds, by their paths."""
+    """Return the sections below `root` for which `is_component` holds, by their paths; also those that only some
+    components of a section with such sections have, as the methods of `algorithm`."""
+    return _component_sections(root, len(embodyrl.registry.ALGORITHMS.names()))
+
+
+@functools.cache
+def _component_sections(root: type, registered: int) -> Mapping[KeyPath, type]:
+    """Do what `component_sections` does; a plug-in may have registered more."""
     found: dict[KeyPath, type] = {}
     for name, setting in settings_of(root).items():
         if setting.section is not None and is_component(setting.section):
             found[(name,)] = setting.section
         elif setting.section is not None:
-            found |= {(name, *path): section for path, section in component_sections(setting.section).items()}
+            below = dict(_component_sections(setting.section, registered))
+            for options in choices_of(setting.section) if below and registry_of(setting.section) else ():
+                below |= _component_sections(options, registered)
+            found |= {(name, *path): section for path, section in below.items()}
     return found
 
 

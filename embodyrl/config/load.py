@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-import embodyrl.config.placement_rules  # the module adds its rules
+import embodyrl.config.algorithm_rules  # the module adds its rules
+import embodyrl.config.placement_rules  # this one, too
 import embodyrl.config.plugin_rules  # noqa: F401  # this one, too
-from embodyrl.config.algorithm_rules import algorithm_notes, staleness_notes  # this one, too
 from embodyrl.config.build import build_draft, count_settings, with_values
 from embodyrl.config.check import check_settings
-from embodyrl.config.compose import COMPONENTS, Composed, Settings, compose
+from embodyrl.config.compose import Composed, Settings, components, compose
 from embodyrl.config.fields import settings_of
 from embodyrl.config.files import Source, find_source, read_document
 from embodyrl.config.interpolation import resolve_interpolations
@@ -40,7 +40,7 @@ from embodyrl.config.plugins import (
     named_modules,
     read_saved,
 )
-from embodyrl.config.renames import convert_saved
+from embodyrl.config.renames import convert_saved, of_other_methods
 from embodyrl.config.rules import ConfigUse, Rule, check_rules, hub_names, placed, simulator_runs_here
 from embodyrl.config.schema import Config, OfTasks
 from embodyrl.config.values import Interpolation, show
@@ -230,6 +230,9 @@ def _finish(
     faults += failed
     if saved is not None:
         convert_saved(settings, Config)
+    left_out = of_other_methods(settings, Config) if "algorithm" in asked.groups else []
+    for path in left_out:
+        settings.take(path)
     faults += _apply(settings, others)
     apply_fix(settings, fix, composed.whole)
     resolved = resolve_interpolations(settings, Config, may_read=doubts is None)
@@ -246,7 +249,10 @@ def _finish(
     inherited = [] if use is ConfigUse.show else list(inherited_values(config, composed))
     faults += [each.fault for each in inherited if each.what is OfTasks.fault]
     notes = [f"{each.fault.message}: {each.fault.hint}" for each in inherited if each.what is OfTasks.note]
-    notes += [*staleness_notes(config), *algorithm_notes(config)]
+    notes += config.algorithm.notes(config)
+    if left_out:
+        names = ", ".join(map(dotted, left_out))
+        notes.append(f"left out, because algorithm {config.algorithm.name!r} has no such settings: {names}")
     if use is ConfigUse.elsewhere:
         lacking = [each for each in faults if isinstance(each, LackingHere)]
         faults = [each for each in faults if each not in lacking]
@@ -295,7 +301,7 @@ def _refuse(source: Source, doubts: str, does: str, what: Sequence[str], which: 
 def _chooses(override: Override) -> bool:
     """Return whether an override chooses a component, as `algorithm.loss=gspo` does."""
     path = override.path
-    return path in COMPONENTS or (path[-1] == "name" and path[:-1] in COMPONENTS)
+    return path in components() or (path[-1] == "name" and path[:-1] in components())
 
 
 def _apply(settings: Settings, overrides: Sequence[Override]) -> list[ConfigIssue]:

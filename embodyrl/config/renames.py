@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from embodyrl.config.fields import component_sections, find_setting, owners_of, settings_of
+from embodyrl.config.fields import class_at, component_sections, find_setting, owners_of, settings_of
 from embodyrl.config.issues import KeyPath, dotted, key_path
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ OPTIONS: dict[str, str] = {
 """Old -> new name of an option of a command."""
 
 REGISTERED: dict[str, dict[str, str]] = {
-    "stage": {"imitate": "sft_step"},
+    "stage": {"imitate": "sft_step", "learn_corrections": "improve"},
 }
 """Old -> new name of a registered component, by the kind of its registry."""
 
@@ -283,6 +283,18 @@ def convert_saved(settings: Settings, root: type) -> None:
             if find_setting(root, settings.data, new)[0] is not None and not _is_in(settings.data, new):
                 settings.put(new, value, origin)
             _take_if_empty(settings, old[:-1], root)
+    for path in of_other_methods(settings, root):
+        settings.take(path)
+
+
+def of_other_methods(settings: Settings, root: type) -> list[KeyPath]:
+    """Return the settings of the section `algorithm` that the chosen method does not have, and others do."""
+    section = settings_of(root)["algorithm"].section
+    given = settings.get(("algorithm",))
+    if section is None or not isinstance(given, dict):
+        return []
+    own = settings_of(class_at(section, given))
+    return [("algorithm", name) for name in given if name not in own and owners_of(section, name)]
 
 
 def convert_options(options: dict[str, Any], section: str, known: type) -> dict[str, Any]:

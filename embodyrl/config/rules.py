@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.compose import Composed
 from embodyrl.config.issues import COMMAND_LINE, LEAVE_OUT, ConfigIssue, KeyPath, Location, dotted
-from embodyrl.config.schema import LEFT_OPEN, MOST_EPISODE_STEPS, Config, Episodes, Observe, ParallelBackend, Schedule
+from embodyrl.config.needs import Learns, Needs
+from embodyrl.config.schema import (
+    LEFT_OPEN,
+    MOST_EPISODE_STEPS,
+    AlgorithmConfig,
+    Config,
+    Episodes,
+    Observe,
+    ParallelBackend,
+    Schedule,
+)
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
 from embodyrl.files import NO_FOREIGN_ENTRIES, foreign_entry
 from embodyrl.hub import HubError, HubName, Kind, is_hub_name, parse
 from embodyrl.registry import ALGORITHMS, SIMULATORS, PublicCheckpoint, Registry, SupportedModel, load_target
+
+if TYPE_CHECKING:
+    from embodyrl.config.replay import ReplayConfig
 
 LONGEST_NAME = 100
 """Bytes of a run's name."""
@@ -49,17 +61,6 @@ def rule(function: Rule) -> Rule:
     """Add a function to `RULES`."""
     RULES.append(function)
     return function
-
-
-def of_newest_rollout(function: Rule) -> Rule:
-    """Add a rule about learning from the newest rollout; other rules refuse all of these settings with a replay."""
-
-    @functools.wraps(function)
-    def checked(config: Config) -> Iterator[ConfigIssue]:
-        if not fact(ALGORITHMS, config.algorithm.name, "off_policy"):
-            yield from function(config)
-
-    return rule(checked)
 
 
 def check_rules(
@@ -125,18 +126,34 @@ def fact(registry: Registry[Any], name: str, key: str) -> Any:
     return getattr(registry.entry(name), key) if name in registry else None
 
 
-def of_newest_rollouts() -> str:
-    """Return the algorithms that learn from their newest rollout, as text; in front the one that needs neither groups
-    nor whole episodes, because it has a critic."""
-    entries = [each for each in ALGORITHMS.entries() if not each.off_policy and not each.demonstrations]
+def needs_of_all(config: Config) -> Mapping[str, Needs]:
+    """Return what each registered method would need in a run with this config, with its own settings by default."""
+    found = {}
+    for entry in ALGORITHMS.entries():
+        algorithm = config.algorithm
+        if entry.name != algorithm.name:
+            algorithm = (entry.load_options() or AlgorithmConfig)(name=entry.name)
+        found[entry.name] = algorithm.needs(replace(config, algorithm=algorithm))
+    return found
+
+
+def of_newest_rollouts(config: Config) -> str:
+    """Return the methods that learn from their newest rollout, as text; in front the one that needs neither groups nor
+    whole episodes, because it has a critic."""
+    able = [name for name, needs in needs_of_all(config).items() if needs.learns is Learns.likelihood]
+    entries = [ALGORITHMS.entry(name) for name in able if not ALGORITHMS.entry(name).demonstrations]
     first, *others = [each.name for each in sorted(entries, key=lambda each: not each.critic)]
     return f"{first} or another one that learns from its newest rollout ({', '.join(others)})"
 
 
 def is_supervised(config: Config) -> bool:
     """Return whether the run learns from demonstrations alone."""
-    name = config.algorithm.name
-    return bool(fact(ALGORITHMS, name, "demonstrations")) and not fact(ALGORITHMS, name, "off_policy")
+    return bool(fact(ALGORITHMS, config.algorithm.name, "demonstrations")) and replay_of(config) is None
+
+
+def replay_of(config: Config) -> ReplayConfig | None:
+    """Return the settings of the replay that the run learns from; None if it learns from none."""
+    return config.algorithm.needs(config).replay
 
 
 def state_dim(config: Config) -> int | None:
@@ -226,7 +243,7 @@ def _nearest_multiple(number: int, of: int) -> int:
     return max(of, number // of * of)
 
 
-def _divisors(number: int, of: int) -> str:
+def divisors(number: int, of: int) -> str:
     """Return the divisors of `of` next to `number`, as text."""
     below = max((n for n in range(1, min(number, of) + 1) if of % n == 0), default=1)
     above = next((n for n in range(number, of + 1) if of % n == 0), None)
@@ -267,7 +284,7 @@ def envs_fill_workers_evenly(config: Config) -> Iterator[ConfigIssue]:
         yield ConfigIssue(
             ("env.workers", "env.num_envs"),
             f"env.num_envs = {envs} cannot be spread over env.workers = {workers}",
-            f"set env.workers to {_divisors(workers, envs)}, or env.num_envs to {_multiples(envs, workers)}",
+            f"set env.workers to {divisors(workers, envs)}, or env.num_envs to {_multiples(envs, workers)}",
             fix={"env.workers": "auto"},
         )
 
@@ -338,7 +355,7 @@ def envs_form_blocks(config: Config) -> Iterator[ConfigIssue]:
         yield ConfigIssue(
             ("rollout.blocks", "env.num_envs"),
             f"env.num_envs = {envs} cannot be divided into rollout.blocks = {blocks} equal blocks{groups}",
-            f"set rollout.blocks to {_divisors(blocks, max(1, envs // size))}, or env.num_envs to "
+            f"set rollout.blocks to {divisors(blocks, max(1, envs // size))}, or env.num_envs to "
             f"{_multiples(envs, blocks * size)}",
         )
     if config.rollout.schedule is Schedule.ready_batch:
@@ -374,22 +391,6 @@ def ready_slots_exist(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-@of_newest_rollout
-def batch_splits_into_minibatches(config: Config) -> Iterator[ConfigIssue]:
-    """Check that every minibatch has the same number of chunks."""
-    envs, rollout, parts = config.env.num_envs, config.rollout, config.algorithm.minibatches
-    batch = envs * rollout.episodes_per_slot * rollout.num_chunks
-    episodes = f" x rollout.episodes_per_slot = {rollout.episodes_per_slot}" if rollout.episodes_per_slot > 1 else ""
-    if batch % parts:
-        yield ConfigIssue(
-            ("algorithm.minibatches", "rollout.num_chunks", "env.num_envs"),
-            f"a batch of env.num_envs = {envs}{episodes} x rollout.num_chunks = {rollout.num_chunks} cannot be split "
-            f"into algorithm.minibatches = {parts}",
-            f"set algorithm.minibatches to {_divisors(parts, batch)}",
-            fix={"algorithm.minibatches": max(n for n in range(1, parts + 1) if batch % n == 0)},
-        )
-
-
 @rule
 def chunk_fits_model(config: Config) -> Iterator[ConfigIssue]:
     """Check that the model can predict chunks of this size."""
@@ -421,9 +422,8 @@ def chunk_fits_episode(config: Config) -> Iterator[ConfigIssue]:
 @rule
 def whole_episodes_fit_rollout(config: Config) -> Iterator[ConfigIssue]:
     """Check that a rollout of whole episodes is long enough for one, if it may be of whole episodes at all."""
-    if fact(ALGORITHMS, config.algorithm.name, "off_policy") and not fact(
-        ALGORITHMS, config.algorithm.name, "imitates"
-    ):
+    needs = config.algorithm.needs(config)
+    if needs.replay is not None and not needs.imitates:
         return  # another rule asks for continuous ones
     if config.rollout.episodes is not Episodes.whole:
         return

@@ -8,11 +8,14 @@ it: `embodyrl run --print-config` writes it as a comment.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import embodyrl.registry
+from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.needs import Idleness, IterationSize, Needs
 from embodyrl.errors import UserError
 
 
@@ -507,7 +510,11 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
-    """The learning algorithm. docs/algorithms.md lists the settings of the published algorithms."""
+    """The learning algorithm. docs/algorithms.md lists the settings of the published algorithms.
+
+    Each method has a subclass with its own settings, in its folder below `embodyrl/methods`. Besides, the subclass says
+    what the method needs of the rest of the program, by the functions below, which import no torch.
+    """
 
     name: str = setting(registry="ALGORITHMS")
     """Algorithm, the stages of an iteration; `embodyrl list algorithms` shows them."""
@@ -519,18 +526,6 @@ class AlgorithmConfig:
     reward_scale: float = setting(1.0, above=0.0)
     """Factor of rewards for learning, so that the critic's targets are of order 1 .. 10. Metrics show unscaled
     rewards."""
-    filter: FilterConfig = component(FilterConfig)
-    """Groups to learn from: none (no filter, all groups), zero_variance (drops groups whose episodes have equal
-    outcomes), accuracy (keeps groups whose success rate lies within limits)."""
-    max_collections: int = setting(1, low=1)
-    """Most rollouts per iteration (DAPO's dynamic sampling). Rollouts are repeated until num_envs / group_size groups
-    pass the filter; surplus groups wait for the next iteration. 1: learn from the groups that one rollout leaves."""
-    advantage: AdvantageConfig = component(AdvantageConfig)
-    """Advantage estimator: gae (with a critic), grpo (relative to other episodes), reinforce_pp (the return), raw (the
-    reward)."""
-    reward_level: RewardLevel = setting(RewardLevel.chunk)
-    """chunk: a chunk's rewards are summed and its actions share one advantage. action: every action has its own reward
-    and advantage (only reinforce_pp and raw, since a critic predicts values of chunks)."""
     gamma: float = setting(0.99, low=0.0, high=1.0)
     """Discount factor."""
     discount_per: DiscountPer = setting(DiscountPer.chunk)
@@ -538,52 +533,61 @@ class AlgorithmConfig:
     bootstrap: Bootstrap = setting(Bootstrap.truncation)
     """truncation: an episode that the time limit cuts off is bootstrapped with the value of its last observation. none:
     it counts as terminated."""
-    normalize_advantages: bool = setting(True)
-    """Scale the batch's advantages to mean 0 and standard deviation 1 before the update."""
-    loss: LossConfig = component(LossConfig)
-    """Policy loss: ppo, decoupled_ppo (for chunks of an older policy), cpgd (without a probability ratio), gspo (ratios
-    of whole episodes)."""
-    old_logprobs: OldLogprobs = setting(OldLogprobs.rollout)
-    """Old log-probs in probability ratios. rollout: those under which the actions were sampled. recompute: those of the
-    same policy in another forward pass, in the micro-batches of the first epoch, so that its ratios start at exactly 1;
-    for bfloat16, which rounds differently in batches of another size. Chunks of earlier updates keep theirs."""
-    logprob_level: Level = setting(Level.chunk)
-    """Unit of probability ratios, the KL penalty and the entropy bonus: a whole chunk, an action of the chunk (action),
-    or an action dim or token of the action (token)."""
-    aggregation: Aggregation = setting(Aggregation.token_mean)
-    """Reduction of the loss. token_mean: mean over all valid units of logprob_level. The others are means over
-    episodes: of the episode's sum (seq_mean_token_sum), of its mean (seq_mean_token_mean), or of its sum divided by the
-    length of the longest possible episode (seq_mean_token_sum_norm)."""
-    epochs: int = setting(4, low=1)
-    """Epochs of the update over each rollout."""
-    minibatches: int = setting(4, low=1)
-    """Minibatches, and so optimizer steps, per epoch; num_envs * num_chunks must be a multiple. batch_size in SB3 is
-    num_envs * num_chunks / minibatches."""
-    proximal: Proximal = setting(Proximal.recompute)
-    """Proximal policy of losses that clip ratios around one (decoupled_ppo). recompute: the policy at the start of the
-    update, by a forward pass. loglinear: interpolated between the policy that acted and the current one, by their
-    versions."""
-    value_coef: float = setting(0.5, low=0.0)
-    """Weight of the value loss."""
-    value_clip: float | None = setting(None, above=0.0)
-    """Clip range of value estimates: largest change per update that still has a gradient [return]; null: no
-    clipping."""
-    value_huber: float | None = setting(None, above=0.0)
-    """Huber threshold: errors of a value estimate beyond this count linearly [return]; null: squared error."""
-    entropy_coef: float = setting(0.0, low=0.0)
-    """Weight of the entropy bonus."""
-    kl_coef: float = setting(0.0, low=0.0)
-    """Weight of the KL divergence from the reference policy, the one that the run starts from. 0: no reference
-    policy."""
-    kl_estimator: KLEstimator = setting(KLEstimator.k3)
-    """Estimator of that divergence, of log-ratio r = log p - log p_ref: k1 = r, k2 = r^2 / 2, k3 = exp(-r) - 1 + r. The
-    expected gradient of k1 is zero."""
-    target_kl: float | None = setting(None, above=0.0)
-    """Stop an update's epochs once the approximate KL to the rollout policy exceeds this [nats]; null: never."""
 
-    def rolls_out(self, iterations: int) -> bool:
-        """Return whether anything is collected in a run of so many iterations."""
-        return True
+    @property
+    def family(self) -> str:
+        """Name of the settings that a config of such a method begins with, in the files `start.yaml`."""
+        return ""
+
+    def needs(self, config: Config) -> Needs:
+        """Return what the method asks of models, simulators and the program in a run with this config."""
+        return Needs()
+
+    def check(self, config: Config) -> Iterator[ConfigIssue]:
+        """Yield an issue for each fault of a config with this method."""
+        yield from ()
+
+    def check_stages(self, config: Config, stages: Sequence[Any]) -> Iterator[ConfigIssue]:
+        """Yield an issue for each fault of the stages (`pipelines.Stage`) of an iteration, as changed by the config."""
+        yield from ()
+
+    def notes(self, config: Config) -> list[str]:
+        """Return notes that are no faults, for `embodyrl validate`."""
+        return []
+
+    def parts(self) -> Mapping[str, Any]:
+        """Return the sections that choose a registered function, by the kind of its registry."""
+        return {"reward": self.reward}
+
+    def batches(self, config: Config) -> IterationSize:
+        """Return how much a run learns from in an iteration."""
+        return IterationSize(decisions=0, steps=0, minibatch=1)
+
+    def describe(self, config: Config) -> str:
+        """Return the row of the first screen: the method, and the size of its iterations."""
+        return self.name
+
+    def common(self, config: Config) -> Sequence[str]:
+        """Return the settings that people change most, by full name."""
+        return ()
+
+    def smallest(self) -> Mapping[str, Any]:
+        """Return the values of its settings, by full name, with which an iteration is as short as can be."""
+        return {}
+
+    def fields(self, config: Config, *, proprio_dim: int, action_dim: int, flow: Any = None) -> Mapping[str, Any]:
+        """Return the columns of the replay that a method learns from, see `rollout.replay_fields`.
+
+        Args:
+            config: of the run.
+            proprio_dim, action_dim: of the simulator.
+            flow: sizes of a frozen flow policy whose noise is what is learned.
+        """
+        return {}
+
+    def why_idle(self, metrics: Mapping[str, float]) -> Idleness | None:
+        """Return why an iteration has made no optimiser step, as its metrics tell; None if nothing is known."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

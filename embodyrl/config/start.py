@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ LONG_EPISODE, FEW_EPISODES = 1000, 20
 MANY = 100
 """Iterations from which a run is evaluated 20 times and saved 10 times; shorter ones 5 times."""
 LIBRARY = Path(__file__).parent / "starts"
+START_FILE = "start.yaml"
+"""In the folder of a method or of a family of methods."""
 
 
 class StartError(ValueError):
@@ -141,17 +144,14 @@ class Line:
 
 
 def family_of(algorithm: str) -> str:
-    """Return the family of an option of the group `algorithm`, by what its parts need: `imitation`, `replay`, `whole`
-    (whole episodes) or `on_policy`."""
+    """Return the family of an option of the group `algorithm` (`AlgorithmConfig.family`), or `whole` if its parts need
+    whole episodes."""
     settings = group_settings("algorithm", algorithm)
     entry = ALGORITHMS.entry(settings["name"])
-    if entry.imitates:
-        return "imitation"
-    if entry.off_policy:
-        return "replay"
+    family: str = (entry.load_options() or AlgorithmConfig)(name=entry.name).family
     parts: list[tuple[Registry[Any], Any]] = [(ADVANTAGES, settings.get("advantage")), (LOSSES, settings.get("loss"))]
     names = [(registry, part["name"] if isinstance(part, dict) else part) for registry, part in parts if part]
-    return "whole" if any(fact(registry, name, "whole") for registry, name in names) else "on_policy"
+    return "whole" if any(fact(registry, name, "whole") for registry, name in names) else family
 
 
 def kind_of(model: str) -> str:
@@ -183,10 +183,24 @@ def _together(choices: Mapping[str, str]) -> str:
 
 @cache
 def library(name: str) -> Mapping[str, Line]:
-    """Read a file of `starts/`: settings by what they are for."""
+    """Read a file of `starts/`, or of the methods those in their folders and in their families': settings by what they
+    are for."""
+    if name != "methods":
+        return _read(LIBRARY / f"{name}.yaml")
+    found: Tree = {}
+    for entry in ALGORITHMS.entries():
+        for kind in (entry.load_options() or AlgorithmConfig).__mro__:
+            file = Path(str(sys.modules[kind.__module__].__dict__.get("__file__"))).with_name(START_FILE)
+            if file.is_file():
+                found |= _read(file)
+    return found
+
+
+@cache
+def _read(file: Path) -> Tree:
     root: Tree = {}
     levels: list[Tree] = [root]
-    for line in (LIBRARY / f"{name}.yaml").read_text().splitlines():
+    for line in file.read_text().splitlines():
         if line.startswith("#"):
             continue
         depth = (len(line) - len(line.lstrip())) // 2

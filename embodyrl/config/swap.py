@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from embodyrl.config.compose import COMPONENTS, nearest_option
+from embodyrl.config.compose import components, nearest_option
 from embodyrl.config.edit import EditError, choose, leave_out, set_value
 from embodyrl.config.fields import settings_of
 from embodyrl.config.files import (
@@ -286,5 +286,5 @@ def _of_former(group: str, section: Mapping[str, Any]) -> list[KeyPath]:
         return [(group,)]
     if group == "model":
         return [("model", name) for name in section if name in OF_WEIGHTS]
-    named = (path for path in COMPONENTS if path[0] == group and len(path) == 2 and path[1] in section)
+    named = (path for path in components() if path[0] == group and len(path) == 2 and path[1] in section)
     return [path for path in named if not isinstance(section[str(path[1])], dict) or "name" in section[str(path[1])]]

@@ -73,6 +73,11 @@ class Demonstrations:
         """An epoch, and the number of its first minibatch: where the search for the next one begins."""
 
     @property
+    def batch_size(self) -> int:
+        """Chunks of a minibatch."""
+        return self._config.batch_size
+
+    @property
     def chunks(self) -> int:
         """Number of different chunks."""
         return sum(map(len, self._starts))

@@ -14,6 +14,7 @@ from embodyrl.config.rules import (
     described_tasks,
     fact,
     known_tasks,
+    replay_of,
     state_dim,
     task_descriptions,
 )
@@ -24,7 +25,7 @@ from embodyrl.data.layout import EXECUTED, REWARD, SUCCESS, TASKS, DatasetError,
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import MissingPackageError, did_you_mean
 from embodyrl.hub import is_hub_name
-from embodyrl.registry import ALGORITHMS, SIMULATORS, SupportedModel
+from embodyrl.registry import SIMULATORS, SupportedModel
 
 OF_CRITICS = (REWARD, EXECUTED)
 """Columns that only decisions beside a replay have a use for."""
@@ -47,7 +48,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
         yield kind("data.path", error.message, error.remedy)
         return
     for column, episodes in wrong.items():
-        if column in OF_CRITICS and not fact(ALGORITHMS, config.algorithm.name, "off_policy"):
+        if column in OF_CRITICS and replay_of(config) is None:
             continue
         yield ConfigIssue(
             "data.path",
@@ -136,7 +137,7 @@ def check_for_critics(config: Config) -> Iterator[ConfigIssue]:
     path, spec = config.data.path, readable(config)
     if spec is None:
         return
-    if not spec.outcome and not fact(ALGORITHMS, config.algorithm.name, "imitates"):
+    if not spec.outcome and config.algorithm.needs(config).outcomes:
         yield ConfigIssue(
             ("data.path", "algorithm.name"),
             f"the demonstrations in {path} do not hold both rewards and successes ({REWARD}, {SUCCESS}): algorithm "

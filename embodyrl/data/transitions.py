@@ -24,11 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.config.rules import fact
 from embodyrl.config.schema import AtEnd, Config
 from embodyrl.data.layout import DatasetError, Episode
 from embodyrl.data.reader import Dataset
-from embodyrl.registry import ALGORITHMS
 from embodyrl.screen import counted
 
 MIB = 2**20
@@ -138,7 +136,7 @@ class Transitions:
 
     def _check(self) -> None:
         spec, folder = self.dataset.spec, self.dataset.folder
-        if not spec.outcome and not fact(ALGORITHMS, self._config.algorithm.name, "imitates"):
+        if not spec.outcome and self._config.algorithm.needs(self._config).outcomes:
             raise DatasetError(
                 f"{folder} does not hold both rewards and successes, which critics learn from",
                 "record it anew with embodyrl collect, or learn from it by algorithm=sft",

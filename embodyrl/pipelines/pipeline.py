@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config, InsertedStage
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # the stages of a config can be looked at without torch
     from embodyrl.data.batches import Demonstrations
     from embodyrl.data.transitions import Transitions
     from embodyrl.engine.hybrid import HybridEngine
-    from embodyrl.pipelines.stages import Components
     from embodyrl.rollout.batch import TrajectoryBatch
     from embodyrl.rollout.episodes import Rollout
     from embodyrl.rollout.replay import Replay
@@ -44,8 +43,8 @@ class Iteration:
     """Resources and data of the stages of one iteration."""
 
     config: Config
-    components: Components
-    """Functions that the config chooses; they stay the same for the whole run."""
+    learner: Any
+    """The method (`methods.learner.Learner`)."""
     collector: Rollouts
     """The resource `simulators`."""
     engine: HybridEngine

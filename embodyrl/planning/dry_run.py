@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,19 +18,19 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from embodyrl.algorithms.off_policy_options import CriticsConfig
-from embodyrl.config.schema import EngineConfig, Precision
+from embodyrl.config.schema import AlgorithmConfig, EngineConfig, Precision
 from embodyrl.engine.compute import choose_precision, computing_in, recompute_blocks
-from embodyrl.engine.critics import Critics
 from embodyrl.engine.lora import add_adapters
 from embodyrl.engine.optimizer import HALF_TYPES
 from embodyrl.engine.sharding import units
 from embodyrl.envs import Observation
-from embodyrl.models.policy import ActOutput, Inputs, Policy, PolicyObservation, SoftPolicy
+from embodyrl.methods.learner import Learner
+from embodyrl.models.policy import ActOutput, Inputs, Policy, PolicyObservation
 from embodyrl.planning.memory import FLOAT32, Line, Lines, Weights
 from embodyrl.planning.weightless import Assuming
 
 CPU = torch.device("cpu")
+LossOf = Callable[[Policy, nn.Module | None, Inputs, ActOutput], Tensor]
 SAMPLES = (4, 512)
 """Batch sizes of the dry runs; memory in between is interpolated linearly. The second must be large, because the
 largest tensors of a tiny batch are others (gradients of weights)."""
@@ -93,8 +94,8 @@ def trace(
     *,
     cuda: bool,
     supervised: bool = False,
-    critic: bool = True,
-    critics: CriticsConfig | None = None,
+    learner: type[Learner] | None = None,
+    algorithm: AlgorithmConfig | None = None,
 ) -> Traced:
     """Run one rollout step and one training step of a weightless policy, for the batch sizes `SAMPLES`.
 
@@ -103,9 +104,9 @@ def trace(
         observe: returns observations of a number of samples.
         config: config of the engine.
         cuda: whether the run would use a GPU, which determines the precision.
-        supervised: whether the run learns from demonstrations.
-        critic: whether the critic is trained.
-        critics: those of actions, of an algorithm that learns from a replay with them.
+        supervised: whether the policy learns by its supervised loss.
+        learner: class of the method's learner; None: that of none.
+        algorithm: the method's settings.
     """
     mode = FakeTensorMode()
     dtype = _precision(config, policy, cuda)
@@ -125,11 +126,15 @@ def trace(
     inputs, relearned = (
         [{name: fake(tensor, mode) for name, tensor in each.items()} for each in every] for every in (prepared, learned)
     )
-    beside = None if critics is None else critics_of(policy, critics, mode)
-    runs = [DryRun(policy, *each, dtype, beside) for each in zip(inputs, relearned, SAMPLES, strict=True)]
+    loss_of = beside = None
+    if not supervised and learner is not None and algorithm is not None:
+        loss_of, beside = partial(learner.trial_loss, algorithm), learner.beside(policy, algorithm)
+    if beside is not None:
+        give_bodies(beside, mode)
+    runs = [DryRun(policy, *each, dtype, beside, loss_of) for each in zip(inputs, relearned, SAMPLES, strict=True)]
     with mode, Assuming():
         deciding = [run.decide() for run in runs]
-        learning = [run.learn(supervised, critic) for run in runs]
+        learning = [run.learn() for run in runs]
     decision = runs[-1].decision
     return Traced(
         weights=weights,
@@ -210,14 +215,6 @@ def give_bodies(policy: nn.Module, mode: FakeTensorMode) -> None:
             module._buffers[name] = fake(buffer, mode)
 
 
-def critics_of(policy: Policy, config: CriticsConfig, mode: FakeTensorMode) -> Critics:
-    """Return critics of a policy's actions with `fake` weights."""
-    assert isinstance(policy, SoftPolicy), "the config rules ask for it"
-    critics = Critics(policy.feature_dim + policy.decision_size, config, torch.Generator())
-    give_bodies(critics, mode)
-    return critics
-
-
 class DryRun:
     """A rollout step and a training step with one batch of fake tensors.
 
@@ -227,7 +224,8 @@ class DryRun:
         learned: those of a training step.
         samples: their number of samples.
         dtype: type of computations in forward passes.
-        critics: of actions, with `fake` weights; None: there are none.
+        beside: what learns beside the policy, with `fake` weights; None: nothing does.
+        loss_of: see `Learner.trial_loss`; None: the policy's supervised loss.
     """
 
     decision: ActOutput
@@ -239,10 +237,11 @@ class DryRun:
         learned: Inputs,
         samples: int,
         dtype: torch.dtype,
-        critics: Critics | None = None,
+        beside: nn.Module | None = None,
+        loss_of: LossOf | None = None,
     ) -> None:
         self._policy, self._inputs, self._learned, self._samples, self._dtype = policy, inputs, learned, samples, dtype
-        self._critics = critics
+        self._beside, self._loss_of = beside, loss_of
 
     def decide(self) -> int:
         """Sample chunks of actions; return the peak of bytes alive."""
@@ -255,26 +254,23 @@ class DryRun:
         """Score these chunks."""
         self._policy.evaluate(self._learned, dict(self.decision.trace))
 
-    def learn(self, supervised: bool, critic: bool) -> tuple[int, int]:
+    def learn(self) -> tuple[int, int]:
         """Run a training step; return the bytes alive after the forward pass, and their peak. Gradients exist already
         and are not counted."""
         for parameter in self._parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         live = self._counter()
         with live:
-            # Critics and their encoder compute in float32.
-            with computing_in(torch.float32 if self._critics else self._dtype, CPU):
-                if self._critics is not None:
-                    loss = self._valuation(self._critics)
-                else:
-                    loss = self._imitation() if supervised else self._reinforcement(critic)
+            # What learns beside the policy, and its encoder, computes in float32.
+            with computing_in(torch.float32 if self._beside else self._dtype, CPU):
+                loss = self._imitation() if self._loss_of is None else self._trial(self._loss_of)
             kept = live.now
             loss.backward()
         there = _bytes(self._learned)
         return there + kept, there + live.peak
 
     def _parameters(self) -> list[nn.Parameter]:
-        return [*self._policy.parameters(), *(() if self._critics is None else self._critics.parameters())]
+        return [*self._policy.parameters(), *(() if self._beside is None else self._beside.parameters())]
 
     def _counter(self) -> LiveBytes:
         parameters = self._parameters()
@@ -289,24 +285,9 @@ class DryRun:
         draws = self._policy.imitation_draws(self._samples, torch.Generator())
         return self._policy.sft_loss(self._learned, actions, draws)
 
-    def _valuation(self, critics: Critics) -> Tensor:
-        """Return the loss of critics and of the policy's encoder, as `engine.soft` has it."""
-        policy = self._policy
-        assert isinstance(policy, SoftPolicy)
-        seen = self.decision.trace if policy.scaled in self.decision.trace else self._learned
-        encoded = policy.encode(seen)
-        with torch.no_grad():
-            following = policy.encode({name: tensor.clone() for name, tensor in seen.items()})
-            actions, _ = policy.draw(following, following.new_zeros(self._samples, policy.decision_size))
-            targets = critics(following, actions).amin(0)
-        loss: Tensor = (critics(encoded, actions) - targets).square().sum()
-        return loss
-
-    def _reinforcement(self, critic: bool) -> Tensor:
+    def _trial(self, loss_of: LossOf) -> Tensor:
         """Return a scalar that depends on all outputs that are trained."""
-        output = self._policy.evaluate(self._learned, dict(self.decision.trace))
-        loss = output.logprobs.float().sum() + output.entropy.float().sum()
-        return loss + output.values.float().sum() if critic and output.values is not None else loss
+        return loss_of(self._policy, self._beside, self._learned, self.decision)
 
 
 def _bytes(inputs: Inputs) -> int:

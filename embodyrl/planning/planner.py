@@ -14,23 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embodyrl.algorithms.off_policy_options import (
-    CriticizedConfig,
-    CriticsConfig,
-    DSRLConfig,
-    ReplayAlgorithmConfig,
-    weighs_imitation,
-)
-from embodyrl.algorithms.off_policy_sizes import critic_weights, fields_of, row_bytes
 from embodyrl.config import ConfigError
 from embodyrl.config.build import with_values
 from embodyrl.config.issues import KeyPath, dotted
+from embodyrl.config.needs import Learns
 from embodyrl.config.rules import action_dim, is_supervised, state_dim, task_descriptions
-from embodyrl.config.schema import AUTO, Config, Observe, Offload, OldLogprobs, Precision, RolloutMode, Schedule
+from embodyrl.config.schema import AUTO, Config, Observe, Offload, Precision, RolloutMode, Schedule
 from embodyrl.engine.large import LARGE_ROW, LEARNED_FROM
 from embodyrl.envs.types import ActionField, Observation, SimulatorSpec
 from embodyrl.errors import UserError
-from embodyrl.models.flow.config import FlowSizes, SteeringConfig
+from embodyrl.models.flow.config import FlowSizes
 from embodyrl.models.saved import LARGE, weight_type
 from embodyrl.models.vla.config import WeightType
 from embodyrl.placement.ranks import blocks_of, shards_of
@@ -45,8 +38,8 @@ from embodyrl.planning.memory import (
     train_need,
     waiting_need,
 )
-from embodyrl.registry import ADVANTAGES
 from embodyrl.rollout.needs import images_are_read
+from embodyrl.rollout.replay_fields import row_bytes
 
 if TYPE_CHECKING:  # importing torch takes seconds, and not every plan needs it
     from embodyrl.planning.dry_run import Traced
@@ -117,25 +110,17 @@ class Batches:
 
 def batches_of(config: Config) -> Batches:
     """Return the batch sizes that follow from the settings."""
-    rollout, algorithm, slots, ranks = config.rollout, config.algorithm, config.env.num_envs, ranks_of(config)
+    rollout, slots, ranks = config.rollout, config.env.num_envs, ranks_of(config)
+    size, critic = config.algorithm.batches(config), config.algorithm.needs(config).critic
     block = math.ceil(slots / blocks_of(config, ranks))
-    halved = rollout.schedule is Schedule.pipeline and not ADVANTAGES.entry(algorithm.advantage.name).critic
-    if is_supervised(config):
-        steps, minibatch = config.data.steps, config.data.batch_size
-        decisions = steps * minibatch
-    elif isinstance(algorithm, ReplayAlgorithmConfig):
-        decisions, minibatch = rollout.num_chunks * slots, algorithm.off_policy.batch_size
-        steps = round(algorithm.off_policy.updates_per_step * decisions)
-    else:
-        decisions = rollout.num_chunks * slots * rollout.episodes_per_slot
-        steps, minibatch = algorithm.epochs * algorithm.minibatches, math.ceil(decisions / algorithm.minibatches)
+    halved = rollout.schedule is Schedule.pipeline and not critic
     return Batches(
-        decisions_per_iteration=decisions,
-        optimizer_steps_per_iteration=steps,
-        minibatch=minibatch,
+        decisions_per_iteration=size.decisions,
+        optimizer_steps_per_iteration=size.steps,
+        minibatch=size.minibatch,
         ranks=ranks,
         rollout_workers=config.placement.rollout.workers,
-        micro_batch=min(config.engine.micro_batch_size or minibatch, math.ceil(minibatch / ranks)),
+        micro_batch=min(config.engine.micro_batch_size or size.minibatch, math.ceil(size.minibatch / ranks)),
         slots_decided_at_once=math.ceil(block / 2) if halved else block,
     )
 
@@ -164,14 +149,10 @@ class Look:
     traced: Traced
     recordable: bool
     """Whether a decision can be a CUDA graph."""
-    features: int
-    """Numbers that critics of actions see of an observation; 0: the policy shows none."""
     action_dim: int
     """Numbers of an action that is executed."""
-    decided: int
-    """Numbers of a decision that critics value."""
-    onlooker: int
-    """Weights that critics see with, where the policy shows them nothing."""
+    beside: Mapping[str, int]
+    """What learns beside the policy, by name [bytes]."""
     flow: FlowSizes | None
     """Sizes of a policy that is steered through its noise."""
 
@@ -311,7 +292,7 @@ class Planner:
         if is_supervised(config):
             host["demonstrations"] = config.data.memory_mib * MIB
         host |= self._replay(config)
-        apart_of_buffer = self._cuda or isinstance(config.algorithm, ReplayAlgorithmConfig)
+        apart_of_buffer = self._cuda or config.algorithm.needs(config).replay is not None
         train = train_need(weights, lines, settings, batch=on_device if apart_of_buffer else 0)
         workers = config.placement.rollout.workers
         # What a rank, and what a rollout worker needs in each phase.
@@ -342,25 +323,14 @@ class Planner:
     def _replay(self, config: Config) -> dict[str, int]:
         """Return the main memory of a rank's share of the replay, and of what learns from it beside the policy; empty
         for algorithms without one."""
-        if not isinstance(config.algorithm, ReplayAlgorithmConfig):
-            return {}
-        spec, settings = self._spec(config), config.algorithm.off_policy
-        look = self._look(config)
-        fields = fields_of(config, proprio_dim=spec.proprio_dim, action_dim=look.action_dim, flow=look.flow)
+        settings, look = config.algorithm.needs(config).replay, self._look(config)
+        if settings is None:
+            return dict(look.beside)
+        sizes = {"proprio_dim": self._spec(config).proprio_dim, "action_dim": look.action_dim}
         # Of a larger replay as much is in memory, or is being read from the disk.
-        whole = min(settings.replay.capacity * row_bytes(fields), settings.replay.memory_mib * MIB)
-        held = math.ceil(whole / ranks_of(config))
-        if not isinstance(settings, CriticizedConfig):
-            return {"replay": held}
-        critics = settings.critics
-        weights = critic_weights(
-            look.features + look.decided,
-            count=critics.count,
-            hidden_sizes=critics.hidden_sizes,
-            layer_norm=critics.layer_norm,
-        )
-        # Weights, those of the slow copies, gradients, and two moments; what they see with has no slow copy.
-        return {"replay": held, "critics": FLOAT * (5 * weights + 4 * look.onlooker)}
+        size = settings.capacity * row_bytes(config.algorithm.fields(config, **sizes, flow=look.flow))
+        held = math.ceil(min(size, settings.memory_mib * MIB) / ranks_of(config))
+        return {"replay": held, **look.beside}
 
     def _on_gpu(self, config: Config, phases: Mapping[str, Need], apart: Mapping[str, Need]) -> dict[str, Need]:
         """Return the memory of the GPU that is filled the most in each phase.
@@ -412,11 +382,10 @@ class Planner:
             return 0, 0
         batches, (small, others) = batches_of(config), self._columns(config, traced)
         chunks = batches.decisions_per_iteration
-        if isinstance(config.algorithm, ReplayAlgorithmConfig):
+        needs = config.algorithm.needs(config)
+        if needs.replay is not None:
             # Learned from are minibatches of the replay, with what followed; images once more when they are shifted.
-            settings = config.algorithm.off_policy
-            shifts = isinstance(settings, CriticizedConfig) and settings.augment_pixels > 0
-            observed = others["images"] * (1 + shifts) + FLOAT * self._spec(config).proprio_dim
+            observed = others["images"] * (1 + needs.shifts_images) + FLOAT * self._spec(config).proprio_dim
             share = math.ceil(batches.minibatch / batches.ranks)
             host = (small + sum(others.values())) * math.ceil(chunks / batches.ranks)
             return host, (small + 2 * observed) * share
@@ -470,10 +439,9 @@ class Planner:
         summed = {} if sharded else {"gradients": _mib(int(gradients))}
         if is_supervised(config):
             return summed
-        settings, (small, others) = config.algorithm, self._columns(config, traced)
+        passes, (small, others) = config.algorithm.batches(config).passes, self._columns(config, traced)
         large = {name: size for name, size in others.items() if size > LARGE_ROW}
         small += sum(others.values()) - sum(large.values())
-        passes = settings.epochs + (settings.kl_coef > 0) + (settings.old_logprobs is OldLogprobs.recompute)
         fetched = sum(size for name, size in large.items() if name in LEARNED_FROM) / batches.ranks
         chunks = batches.decisions_per_iteration
         return {
@@ -489,23 +457,22 @@ class Planner:
         """Return the sizes of a policy, cached by the settings that affect them."""
         engine, chunk = config.engine, config.rollout.chunk_size
         changes = engine.precision, engine.lora, engine.gradient_checkpointing
-        asked = _critic(config), is_supervised(config), _critics(config), _steering(config), weighs_imitation(config)
-        kind = repr((config.model, chunk, changes, *asked))
+        kind = repr((config.model, chunk, changes, config.algorithm))
         if kind not in self._looks:
             self._looks[kind] = self._looked(config)
         return self._looks[kind]
 
     def _looked(self, config: Config) -> Look:
-        from embodyrl.engine.onlooker import Onlooker
+        from embodyrl.methods.learner import learner_class
         from embodyrl.planning.dry_run import trace
         from embodyrl.planning.weightless import build_weightless, steered_weightless
 
         spec, chunk = self._spec(config), config.rollout.chunk_size
         task_description = max(spec.tasks.values(), key=len)
         policy, origin = build_weightless(config.model, spec, chunk_size=chunk)
-        flow, steering = None, _steering(config)
-        if steering is not None:
-            policy = steered_weightless(policy, steering)
+        flow, needs = None, config.algorithm.needs(config)
+        if needs.steering is not None:
+            policy = steered_weightless(policy, needs.steering)
             flow = policy.base.sizes
         tokens, cache = policy.tokens_per_observation(task_description), policy.cache_bytes(task_description)
         states = policy.spec.proprio_dim
@@ -518,28 +485,27 @@ class Planner:
                 task_descriptions=[task_description] * samples,
             )
 
-        # Critics that do not see what the policy sees look for themselves, and the policy learns by its own loss.
-        onlooker = Onlooker(spec, chunk, config.seed) if weighs_imitation(config) else None
+        kind, imitation = (
+            None if needs.alone else learner_class(config.algorithm),
+            (Learns.imitation, Learns.weighted_imitation),
+        )
         traced = trace(
             policy,
             observe,
             config.engine,
             cuda=self._cuda,
-            supervised=is_supervised(config) or onlooker is not None,
-            critic=_critic(config),
-            critics=None if onlooker is not None else _critics(config),
+            supervised=needs.alone or needs.learns in imitation,
+            learner=kind,
+            algorithm=config.algorithm,
         )
-        eyes = policy if onlooker is None else onlooker
         return Look(
             origin=origin,
             tokens=tokens,
             cache=cache,
             traced=traced,
             recordable=policy.acts_on_device,
-            features=getattr(eyes, "feature_dim", 0),
             action_dim=policy.spec.action_dim,
-            decided=getattr(eyes, "decision_size", 0),
-            onlooker=0 if onlooker is None else sum(each.numel() for each in onlooker.parameters()),
+            beside={} if kind is None else kind.memory(policy, config.algorithm, spec, config.seed),
             flow=flow,
         )
 
@@ -583,8 +549,8 @@ def learning_of(config: Config, ranks_here: int) -> Learning:
         minibatch=batches.minibatch,
         micro_batch=batches.micro_batch,
         # With adapters, the base model with its initial heads is the reference.
-        reference=config.algorithm.kl_coef > 0.0 and not engine.lora.rank,
-        initial_heads=config.algorithm.kl_coef > 0.0 and engine.lora.rank > 0,
+        reference=config.algorithm.needs(config).reference and not engine.lora.rank,
+        initial_heads=config.algorithm.needs(config).reference and engine.lora.rank > 0,
         master_weights=engine.optimizer.master_weights,
         offload_optimizer=engine.offload is not Offload.none,
         offload_reference=engine.offload is Offload.all,
@@ -602,21 +568,6 @@ def graphs_of(config: Config) -> list[int]:
     size, processes = batches.slots_decided_at_once, batches.rollout_workers or batches.ranks
     groups = math.ceil(math.ceil(config.env.num_envs / processes) / size)
     return [*([size] * groups), *range(size - 1, 0, -1)][:MOST]
-
-
-def _steering(config: Config) -> SteeringConfig | None:
-    """Return the options of the network that steers a frozen policy, if there is one."""
-    return config.algorithm.off_policy.steering if isinstance(config.algorithm, DSRLConfig) else None
-
-
-def _critic(config: Config) -> bool:
-    return config.algorithm.value_coef > 0.0
-
-
-def _critics(config: Config) -> CriticsConfig | None:
-    """Return the settings of the critics of actions that a run learns with."""
-    settings = config.algorithm.off_policy if isinstance(config.algorithm, ReplayAlgorithmConfig) else None
-    return settings.critics if isinstance(settings, CriticizedConfig) else None
 
 
 def _mib(size: float) -> float:

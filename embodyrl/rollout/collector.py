@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.algorithms.off_policy_options import InterveneConfig
+from embodyrl.config.replay import InterveneConfig
 from embodyrl.config.schema import EnvConfig, Episodes, RolloutConfig, Schedule
 from embodyrl.data.experts import Demonstrator
 from embodyrl.engine.hybrid import HybridEngine

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embodyrl.algorithms.off_policy_options import InterveneConfig, Labelled
-from embodyrl.algorithms.off_policy_sizes import intervene_of
+from embodyrl.config.replay import InterveneConfig, Labelled
 from embodyrl.config.schema import Config
 from embodyrl.data.experts import Demonstrator, Remembering, actions_by, scripted_expert
 from embodyrl.envs import EpisodeSpec, Observation, SimulatorSpec
@@ -46,7 +45,7 @@ def expert_of(config: Config) -> Demonstrator | None:
     Raises:
         UnknownNameError, MissingPackageError: see `scripted_expert`.
     """
-    settings = intervene_of(config)
+    settings = config.algorithm.needs(config).expert
     return None if settings is None else scripted_expert(config.env, settings.expert)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 
 from embodyrl.algorithms.options import EncodingRewardConfig
+from embodyrl.config.algorithm_rules import PARTS
 from embodyrl.config.schema import Config
-from embodyrl.registry import ALGORITHMS, FILTERS, LOSSES, REWARDS, STAGES
+from embodyrl.registry import ALGORITHMS, STAGES
 
 DO_WITHOUT = ("filter_groups", "shape_rewards", "update")
 """Stages that declare images, but need them only if a component names them."""
@@ -22,6 +23,5 @@ def images_are_read(config: Config) -> bool:
     declared = [STAGES.entry(name) for name in stages if name not in DO_WITHOUT]
     if any(name.startswith("images") for entry in declared for name in (*entry.reads, *entry.changes)):
         return True
-    chosen = ((REWARDS, settings.reward), (FILTERS, settings.filter), (LOSSES, settings.loss))
-    components = (registry.load(section.name) for registry, section in chosen)
+    components = (PARTS[kind].load(part.name) for kind, part in settings.parts().items() if kind != "advantage")
     return any("images" in inspect.signature(component).parameters for component in components)

@@ -29,14 +29,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from embodyrl.algorithms.off_policy_sizes import MIB, Field, held_in_memory, row_bytes
+from embodyrl.engine.minibatch import Columns
 from embodyrl.engine.parallel import Ranks
-from embodyrl.engine.soft import Minibatch
 from embodyrl.errors import RunError
 from embodyrl.files import link_or_copy, require_room, reserve
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import Rollout
 from embodyrl.rollout.interventions import Source
+from embodyrl.rollout.replay_fields import MIB, Field, held_in_memory, row_bytes
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.intervals import outcomes
 
@@ -61,6 +61,22 @@ NEWEST = 30
 
 class ReplayError(RunError):
     """Raised when a replay has no room, or is that of another run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Minibatch:
+    """Decisions drawn from a replay; those of them that this rank holds."""
+
+    columns: Columns
+    """`[M, ...]`: what was observed, such as `proprio`, and after the decision `next_proprio`; what was decided, such
+    as `actions [M, C, D]`; `rewards [M, C]`, `success [M, C]`, `steps`, `terminated`, `truncated`; where some have been
+    demonstrated also `labels [M, C, D]`, what a demonstrator would execute, and `labelled`, whether there is one."""
+    places: Tensor
+    """int64 `[M]`, their places in the minibatch, which decide the noise that goes with them."""
+    size: int
+    """Decisions of the whole minibatch, on all ranks."""
+    demonstrated: Tensor | None = None
+    """bool `[M]`, whether a decision is one of the demonstrations; None: none is."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +131,7 @@ class Replay:
         capacity: decisions of all slots together; each slot has room for its share, rounded down.
         slots: of the run.
         own: those of this rank.
-        fields: see `off_policy_sizes.replay_fields`.
+        fields: see `replay_fields`.
         start_after: decisions from which on the policy acts and learns.
         seed: the run's seed.
         memory: most bytes that are held in memory by all ranks together; columns beyond go to unnamed files.

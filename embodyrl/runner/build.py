@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from embodyrl.algorithms.off_policy_options import DSRLConfig
 from embodyrl.algorithms.options import ClassifierRewardConfig
 from embodyrl.config import LoadedConfig, to_plain
 from embodyrl.config.schema import Config, EngineConfig, ModelConfig, Observe, Precision
@@ -28,7 +27,7 @@ from embodyrl.placement.cuda import set_up_cuda
 from embodyrl.placement.line import Address
 from embodyrl.placement.plan import inventory, policy_gpu
 from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, blocks_of, own_blocks, own_share
-from embodyrl.registry import ALGORITHMS, LOSSES, SINKS
+from embodyrl.registry import SINKS
 from embodyrl.rollout.interventions import expert_of, shown_to_policy
 from embodyrl.runner.checkpoint import POLICY, TRAINER, Found
 from embodyrl.runner.rundir import WORKER_LOGS, RunDir
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
     from embodyrl.engine.compute import Blocks
     from embodyrl.engine.hybrid import HybridEngine
     from embodyrl.engine.parallel import Ranks
+    from embodyrl.methods.learner import Learner
+    from embodyrl.models import Policy
     from embodyrl.rollout.replay import Replay
     from embodyrl.rollout.rollouts import Rollouts
     from embodyrl.runner.runner import Runner
@@ -101,7 +102,7 @@ def open_runner(
     with ExitStack() as stack:
         config = loaded.config
         weights = None if checkpoint is None else checkpoint.place / POLICY
-        engine, rollouts = stack.enter_context(
+        learner, rollouts = stack.enter_context(
             disaggregated(loaded, directory, weights, place, ranks, start_workers)
             if config.placement.rollout.workers
             else collocated(loaded, directory, weights, place, ranks, simulators)
@@ -114,6 +115,7 @@ def open_runner(
         with_replay = checkpoint is None or checkpoint.with_replay
         state = None if saved is None else TrainerState.load(saved, with_replay=with_replay)
         progress = Progress() if state is None else Progress.of(state)
+        engine = learner.engine
         demonstrations = None if config.data.path is None else open_demonstrations(config, rollouts, engine)
         transitions = None if demonstrations is None else open_transitions(config, demonstrations, rollouts)
         pipeline = build_pipeline(config)
@@ -125,7 +127,7 @@ def open_runner(
             loaded,
             directory,
             rollouts=rollouts,
-            engine=engine,
+            learner=learner,
             pipeline=pipeline,
             demonstrations=demonstrations,
             transitions=transitions,
@@ -153,7 +155,7 @@ def collocated(
     place: RankInfo,
     ranks: Ranks | None,
     simulators: Address | None,
-) -> Iterator[tuple[HybridEngine, Rollouts]]:
+) -> Iterator[tuple[Learner, Rollouts]]:
     """Open a rank that plays its share of the envs itself. For the arguments see `open_runner`; `weights` is a folder
     of saved ones."""
     config = loaded.config
@@ -165,8 +167,8 @@ def collocated(
 
         blocks = blocks_here(config, place)
         manager = started if expert is None else shown_to_policy(started, expert)
-        engine = build_engine(config, manager, weights=weights, folder=directory.path, ranks=ranks, blocks=blocks)
-        yield engine, OwnRollouts(EnvShare(config, manager, engine, expert))
+        learner = build_method(config, manager, weights=weights, folder=directory.path, ranks=ranks, blocks=blocks)
+        yield learner, OwnRollouts(EnvShare(config, manager, learner.engine, expert))
 
 
 def as_simulated(loaded: LoadedConfig, expert: Demonstrator | None) -> LoadedConfig:
@@ -186,7 +188,7 @@ def disaggregated(
     place: RankInfo,
     ranks: Ranks | None,
     start_workers: WorkersStart | None,
-) -> Iterator[tuple[HybridEngine, Rollouts]]:
+) -> Iterator[tuple[Learner, Rollouts]]:
     """Open a rank that learns from what rollout workers play; the first starts these. For the arguments see
     `collocated`."""
     from embodyrl.runner.workers import share_spec
@@ -206,10 +208,10 @@ def disaggregated(
         blocks = Blocks(here=range(0), count=blocks_of(config, ranks.size))
         with nullcontext(None) if workers is None else workers.lent(weights) as lent:
             loading = [] if workers is None else workers.begin("load", weights, lent)
-            engine = build_engine(config, offered, weights=weights, folder=directory.path, ranks=ranks, blocks=blocks)
+            learner = build_method(config, offered, weights=weights, folder=directory.path, ranks=ranks, blocks=blocks)
             if workers is not None:
                 workers.finish(loading)
-        yield engine, WorkersRollouts(config, engine, offered.spec, workers, place.machine)
+        yield learner, WorkersRollouts(config, learner.engine, offered.spec, workers, place.machine)
 
 
 @contextmanager
@@ -303,56 +305,64 @@ class Elsewhere:
     spec: SimulatorSpec
 
 
-def build_engine(
-    config: Config,
-    manager: Offers,
-    *,
-    weights: Path | None,
-    folder: Path | None = None,
-    ranks: Ranks | None = None,
-    blocks: Blocks | None = None,
-    processes_here: int = 1,
-) -> HybridEngine:
-    """Build the policy in its engine.
+def build_method(config: Config, manager: Offers, *, weights: Path | None, **options: Any) -> Learner:
+    """Build the policy in its engine, and the method that learns with it; for the arguments see `build_engine`."""
+    from embodyrl.methods.learner import build_learner
+
+    reference = config.algorithm.needs(config).reference
+    policy, given = _policy_and_options(config, manager, weights, reference=reference, **options)
+    return build_learner(policy, config.algorithm, simulator=manager.spec, **given)
+
+
+def build_engine(config: Config, manager: Offers, *, weights: Path | None, **options: Any) -> HybridEngine:
+    """Build the policy in an engine, without what learns.
 
     Args:
         config: of the run.
         manager: its simulators, or any object with their spec.
         weights: folder of a saved policy; None: the weights that the config names. The folder suffices, unless it holds
-            adapters for weights elsewhere, or the loss also needs the policy that the run began with.
-        folder: for files of the engine.
-        ranks: those of the run, if there are several.
-        blocks: those that this process decides for; None: all of the run.
-        processes_here: processes that compute on this machine's cores at the same time.
+            adapters for weights elsewhere, or the policy that the run began with is needed, too.
+        options: further arguments of `HybridEngine`: `folder`, `ranks`, `blocks`, `processes_here`.
     """
     from embodyrl.engine.hybrid import HybridEngine
-    from embodyrl.engine.learners import onlooker_for
+
+    policy, given = _policy_and_options(config, manager, weights, reference=False, **options)
+    return HybridEngine(policy, **given)
+
+
+def _policy_and_options(
+    config: Config,
+    manager: Offers,
+    weights: Path | None,
+    *,
+    reference: bool,
+    ranks: Ranks | None = None,
+    blocks: Blocks | None = None,
+    **options: Any,
+) -> tuple[Policy, dict[str, Any]]:
+    """Build the policy; returns it with the other arguments of its engine."""
     from embodyrl.engine.parallel import SINGLE_PROCESS
     from embodyrl.models import build_policy
 
     set_up_cuda()  # before the policy computes anything
     model = config.model if weights is None else with_kept(config.model, weights)
     model = with_weight_type(model, config.engine, weights)
-    if weights is not None and stands_alone(weights) and config.algorithm.kl_coef == 0.0:
+    if weights is not None and stands_alone(weights) and not reference:
         model, weights = from_own_folder(model, weights), None
-    steering = config.algorithm.off_policy.steering if isinstance(config.algorithm, DSRLConfig) else None
+    steering = config.algorithm.needs(config).steering
     policy = build_policy(
         model, manager.spec, chunk_size=config.rollout.chunk_size, seed=config.seed, steering=steering
     )
-    return HybridEngine(
-        policy,
-        onlooker=onlooker_for(policy, config.algorithm, manager.spec, config.seed),
-        config=config.engine,
-        algorithm=config.algorithm,
-        loss=LOSSES.load(config.algorithm.loss.name),
-        iterations=config.run.iterations,
-        seed=config.seed,
-        saved=weights,
-        folder=folder,
-        ranks=ranks or SINGLE_PROCESS,
-        blocks=blocks or blocks_here(config, SINGLE_RANK),
-        processes_here=processes_here,
-    )
+    return policy, {
+        "config": config.engine,
+        "iterations": config.run.iterations,
+        "seed": config.seed,
+        "reference": reference,
+        "saved": weights,
+        "ranks": ranks or SINGLE_PROCESS,
+        "blocks": blocks or blocks_here(config, SINGLE_RANK),
+        **options,
+    }
 
 
 def with_weight_type(model: ModelConfig, engine: EngineConfig, weights: Path | None) -> ModelConfig:
@@ -383,14 +393,12 @@ def blocks_here(config: Config, place: RankInfo) -> Blocks:
 def build_acting(
     config: Config, manager: Offers, weights: Path | None, *, place: RankInfo = SINGLE_RANK
 ) -> HybridEngine:
-    """Build the policy in an engine that only acts: without a reference policy, which would double the memory, and
-    without float32 copies of 16-bit weights, which would triple it. `place` is that of this process among those that
-    roll out; for the other arguments see `build_engine`."""
-    algorithm = dataclasses.replace(config.algorithm, kl_coef=0.0)
+    """Build the policy in an engine that only acts: without float32 copies of 16-bit weights, which would triple the
+    memory. `place` is that of this process among those that roll out; for the other arguments see `build_engine`."""
     optimizer = dataclasses.replace(config.engine.optimizer, master_weights=False)
     engine = dataclasses.replace(config.engine, optimizer=optimizer)
     return build_engine(
-        dataclasses.replace(config, algorithm=algorithm, engine=engine),
+        dataclasses.replace(config, engine=engine),
         manager,
         weights=weights,
         blocks=blocks_here(config, place),
@@ -426,10 +434,9 @@ def open_transitions(config: Config, demonstrations: Demonstrations, manager: Of
     Raises:
         DatasetError: they have no rewards, no usable decision, or are too large.
     """
-    from embodyrl.algorithms.off_policy_options import demonstrated_share
     from embodyrl.data.transitions import Transitions
 
-    if demonstrated_share(config.algorithm) is None:
+    if not config.algorithm.needs(config).transitions:
         return None
     reward, tasks = config.algorithm.reward, list(dict.fromkeys(manager.spec.tasks.values()))
     judge_ends = reward.ends_episodes if isinstance(reward, ClassifierRewardConfig) else None
@@ -438,22 +445,21 @@ def open_transitions(config: Config, demonstrations: Demonstrations, manager: Of
 
 def open_replay(config: Config, manager: Offers, engine: HybridEngine, folder: Path) -> Replay | None:
     """Open the empty replay that the algorithm learns from, with this rank's slots; None if it learns from none."""
-    from embodyrl.algorithms.off_policy_options import ReplayAlgorithmConfig
-    from embodyrl.algorithms.off_policy_sizes import MIB, fields_of
-
-    if not isinstance(config.algorithm, ReplayAlgorithmConfig):
+    needs = config.algorithm.needs(config)
+    if needs.replay is None:
         return None
     from embodyrl.models.flow.steering import SteeredPolicy
     from embodyrl.rollout.replay import Replay
+    from embodyrl.rollout.replay_fields import MIB
 
     policy = engine.policy
-    settings, slots = config.algorithm.off_policy.replay, config.env.num_envs
+    settings, slots = needs.replay, config.env.num_envs
     blocks = engine.blocks
     return Replay(
         settings.capacity,
         slots=slots,
         own=range(slots * blocks.here.start // blocks.count, slots * blocks.here.stop // blocks.count),
-        fields=fields_of(
+        fields=config.algorithm.fields(
             config,
             proprio_dim=manager.spec.proprio_dim,
             action_dim=manager.spec.action_dim,
@@ -463,7 +469,7 @@ def open_replay(config: Config, manager: Offers, engine: HybridEngine, folder: P
         seed=config.seed,
         memory=settings.memory_mib * MIB,
         folder=folder,
-        only="labelled" if ALGORITHMS.entry(config.algorithm.name).imitates else None,
+        only="labelled" if needs.only_labelled else None,
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from embodyrl.config.needs import Idleness
 from embodyrl.config.schema import Config, OldLogprobs
 from embodyrl.errors import UserError, near_match
 
@@ -234,7 +234,7 @@ class Warnings(Callback):
         )
         if self._precision == "float32":  # whose rounding is a thousand times smaller
             remedy = "check that the policy's `evaluate` gives the log-probs of `act` for the same inputs and trace"
-        if self._config.algorithm.old_logprobs is OldLogprobs.recompute:
+        if getattr(self._config.algorithm, "old_logprobs", None) is OldLogprobs.recompute:
             remedy = "they were computed again, so the policy's `evaluate` gives other log-probs for the same chunks"
         self.warn(
             "ratio_error",
@@ -242,15 +242,6 @@ class Warnings(Callback):
             f"weight changed, because the update computes other log-probs than the rollout "
             f"({self._precision}): {remedy}",
         )
-
-
-@dataclass(frozen=True)
-class Idleness:
-    """Why an iteration has learned nothing."""
-
-    why: str
-    remedy: str = ""
-    """What to do if it stays so; empty: it passes."""
 
 
 def idleness_of(metrics: Mapping[str, float], config: Config) -> Idleness | None:
@@ -262,31 +253,7 @@ def idleness_of(metrics: Mapping[str, float], config: Config) -> Idleness | None
             "none of its optimiser steps was finite, so all were skipped (their minibatches are in not_finite/)",
             "lower engine.optimizer.learning_rate, or read the saved minibatches",
         )
-    # Imported here: a module that only defines callbacks need not import Hydra, as the rules of options do.
-    from embodyrl.algorithms.off_policy_options import ReplayAlgorithmConfig
-
-    if "replay/decisions" in metrics and isinstance(config.algorithm, ReplayAlgorithmConfig):
-        start = config.algorithm.off_policy.replay.start_after
-        return Idleness(f"it fills the replay, {metrics['replay/decisions']:,.0f} of {start:,} decisions to begin with")
-    if "train/approx_kl" in metrics:
-        return Idleness(
-            f"the KL divergence was {metrics['train/approx_kl']:.2g} before the first step, beyond algorithm.target_kl "
-            f"= {config.algorithm.target_kl:g}",
-            "algorithm.old_logprobs=recompute takes rounding out of it; else raise algorithm.target_kl",
-        )
-    if "train/epochs" not in metrics:
-        return None
-    if not metrics.get("env/episodes", 1.0):
-        return Idleness("no episode has ended", "more rollout.num_chunks, or a shorter env.max_episode_steps")
-    kept = ""
-    success = f" (success {metrics['env/success_once']:.2f})" if "env/success_once" in metrics else ""
-    if "filter/groups_kept" in metrics:
-        kept = f" ({metrics['filter/groups_kept']:.0f} of {metrics['filter/groups_collected']:.0f} groups were kept)"
-    return Idleness(
-        f"the episodes of each group end alike{success}{kept}",
-        "start from a policy that sometimes succeeds (model.checkpoint), choose easier tasks, or a reward that "
-        "distinguishes episodes (algorithm.reward=dense)",
-    )
+    return config.algorithm.why_idle(metrics)
 
 
 class SimulatorHealth:

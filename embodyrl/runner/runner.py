@@ -9,22 +9,20 @@ import math
 import platform
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from embodyrl.algorithms.off_policy_options import RLPDConfig, imitation_steps
 from embodyrl.config import LoadedConfig, config_hash
 from embodyrl.config.schema import Config, KeepBest, Offload
 from embodyrl.engine.compute import noise_in
-from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.states import changes, simulator_versions
 from embodyrl.errors import RunError, UserError, shell_command, without_controls
 from embodyrl.files import write_whole
+from embodyrl.methods.learner import Learner
 from embodyrl.pipelines.pipeline import Iteration, Pipeline
-from embodyrl.pipelines.stages import Components
 from embodyrl.placement.launcher import RemoteError
 from embodyrl.registry import SupportedModel
 from embodyrl.rollout.episodes import EARLY_SUCCESS, newest_means, newest_with
@@ -57,13 +55,6 @@ if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
     from embodyrl.data.batches import Demonstrations
     from embodyrl.data.transitions import Transitions
 
-HELD_OUT_MINIBATCHES = 50
-"""Most minibatches of demonstrations that an imitation error is the mean of."""
-IMITATED_AT_ONCE = 50
-"""Steps of imitation between two looks at signals."""
-CLONING_WOULD_DO = 0.95
-"""Success of behaviour cloning from which on a run says that it has little to learn."""
-
 
 class Runner:
     """Runs iterations, evaluates, saves.
@@ -71,7 +62,7 @@ class Runner:
     Args:
         loaded: the whole config, and where it came from.
         directory: of the run.
-        rollouts, engine, pipeline, sinks: built from the config by `build.open_runner`.
+        rollouts, learner, pipeline, sinks: built from the config by `build.open_runner`.
         progress: counters of the run so far.
         started: `time.monotonic()` when the program began, for wall-clock figures.
         demonstrations: to learn from, or None.
@@ -87,7 +78,7 @@ class Runner:
         directory: RunDir,
         *,
         rollouts: Rollouts,
-        engine: HybridEngine,
+        learner: Learner,
         pipeline: Pipeline,
         sinks: Sequence[Sink],
         progress: Progress,
@@ -103,11 +94,11 @@ class Runner:
         self.directory = directory
         self.run_dir = directory.path
         self.rollouts = rollouts
-        self.engine = engine
+        self.learner = learner
+        engine = self.engine = learner.engine
         self.ranks = engine.ranks
         self.clock = engine.clock
         self.pipeline = pipeline.loaded()
-        self.components = Components.of(self.config.algorithm)
         self.demonstrations, self.transitions = demonstrations, transitions
         self.replay = replay
         self.sinks = sinks
@@ -141,7 +132,7 @@ class Runner:
             BaseException: the error of a callback, once the run is saved.
         """
         with self.stopper, self._saver:
-            self._imitate_first()
+            self._prepare()
             if self._owes_evaluation():
                 self._log(self._evaluate())
                 # A signal left this evaluation out after the checkpoint was saved: save again with its metrics, as if
@@ -164,63 +155,15 @@ class Runner:
         self._callbacks.raise_fault()
         return self.stopper.exit_code
 
-    def _imitate_first(self) -> None:
-        """Imitate the demonstrations before anything is collected, if the algorithm begins so. A run that was stopped
-        meanwhile continues with the next minibatch."""
-        wanted = imitation_steps(self.config.algorithm)
-        if self.progress.imitated >= wanted:
-            return
-        assert self.demonstrations is not None, "the config rules ask for it"
-        if not self.progress.imitated and self.transitions is not None:
-            for one, scaling in self.engine.observers.items():
-                shown = getattr(self.transitions, one.scaled)
-                if shown is not None and not scaling.count:
-                    own = shown if self.ranks.is_first else shown[:0]  # all ranks have the same ones, which count once
-                    self.engine.add_to_statistics(torch.from_numpy(own), one)
-        if not self.progress.imitated:
-            self._show_imitation_error(self.demonstrations, wanted)
-        metrics: dict[str, float] = {}
-        begun = time.perf_counter()
-        for count in self._few_at_once(self.progress.imitated, wanted):
-            metrics = self.engine.imitate(self.demonstrations.batches(self.progress.imitated, count))
-            self.progress.imitated += count
-        if self.engine.soft is not None:
-            self.engine.soft.after_imitation()
-        self.message(
-            f"imitation: {counted(self.progress.imitated, 'step')} on "
-            f"{counted(self.demonstrations.chunks, 'chunk')} of "
-            f"{counted(len(self.demonstrations.dataset.episodes), 'demonstration')}, "
-            f"loss {metrics.get('train/loss', math.nan):.4g} ({time.perf_counter() - begun:.1f} s)"
-        )
-
-    def _few_at_once(self, done: int, wanted: int) -> Iterator[int]:
-        """Yield numbers of steps that are made together, until there are as many as wanted or the run is to stop."""
-        while done < wanted and not self.stopper.agree():
-            count = min(IMITATED_AT_ONCE, wanted - done)
-            yield count
-            done += count
-
-    def _show_imitation_error(self, demonstrations: Demonstrations, steps: int) -> None:
-        """Show how well a policy that has imitated some of the demonstrations knows the others, and forget it again."""
-        algorithm = self.config.algorithm
-        share = algorithm.off_policy.imitation.held_out if isinstance(algorithm, RLPDConfig) else 0.0
-        parts, begun, done = demonstrations.split(share) if share else None, time.perf_counter(), 0
-        if parts is None:
-            return
-        held_out, others = parts
-        with self.engine.on_trial():
-            for count in self._few_at_once(0, steps):
-                self.engine.imitate(others.batches(done, count))
-                done += count
-            if done < steps:
-                return  # it is to stop
-            most = min(-(-held_out.chunks // self.config.data.batch_size), HELD_OUT_MINIBATCHES)
-            error, spread = self.engine.imitation_errors(held_out.batches(0, most))
-        self.message(
-            f"held out: a policy that has imitated the other demonstrations has an error of {error:.3g} on "
-            f"{held_out.chunks:,} chunks of {held_out.episodes} of them; their mean has {spread:.3g} "
-            f"({time.perf_counter() - begun:.1f} s)"
-        )
+    def _prepare(self) -> None:
+        """Learn before anything is collected, if the method begins so. A run that is stopped meanwhile continues with
+        the next step."""
+        steps = self.learner.prepare(self.demonstrations, self.transitions, self.progress.imitated, self.message)
+        while not self.stopper.agree():
+            made = next(steps, None)
+            if made is None:
+                break
+            self.progress.imitated = made
 
     def _iterate_or_rescue(self) -> dict[str, float]:
         """Run one iteration; returns its metrics.
@@ -246,7 +189,7 @@ class Runner:
         iteration = Iteration(
             config=self.config,
             number=self.progress.iteration + 1,
-            components=self.components,
+            learner=self.learner,
             collector=self.rollouts,
             engine=self.engine,
             demonstrations=self.demonstrations,
@@ -301,7 +244,7 @@ class Runner:
         self._keep_episodes(result)
         self.message(result.line())
         self._warn_of_success(result)
-        metrics |= self._beside_cloning(result)
+        metrics |= self._beside_baseline(result)
         self._callbacks.on_evaluation(result)
         return metrics | self._take_times("time/eval")
 
@@ -327,23 +270,19 @@ class Runner:
             lines = [json.dumps(dataclasses.asdict(each)) + "\n" for each in result.records]
             write_whole(folder / f"{self.progress.iteration:06d}.jsonl", "".join(lines))
 
-    def _beside_cloning(self, result: Evaluation) -> dict[str, float]:
-        """Show the success of behaviour cloning beside that of a policy that began with it; returns it as a metric."""
-        cloned = self.progress.evaluations.get("0")
-        if not imitation_steps(self.config.algorithm) or cloned is None:
+    def _beside_baseline(self, result: Evaluation) -> dict[str, float]:
+        """Show the success of what the run began with beside that of what it has learned; returns it as a metric."""
+        begun, baseline = self.progress.evaluations.get("0"), self.learner.baseline
+        if baseline is None or begun is None:
             return {}
-        alone = Evaluation.of(cloned, result.seconds)
+        alone = Evaluation.of(begun, result.seconds)
         if self.progress.iteration:
-            self.message(f"of behaviour cloning alone: success {alone.success_text}")
+            self.message(f"of {baseline.name} alone: success {alone.success_text}")
         else:
-            self.message("this is behaviour cloning alone, before any rollout")
-            if alone.success_once is not None and alone.success_once >= CLONING_WOULD_DO:
-                self._warnings.warn(
-                    "cloning_would_do",
-                    f"behaviour cloning alone has {alone.success_once:.2f}: there is little left to learn. "
-                    "algorithm=sft needs no rollouts, and a comparison needs fewer demonstrations or a harder task",
-                )
-        return {} if alone.success_once is None else {"eval/cloned_success": alone.success_once}
+            self.message(f"this is {baseline.name} alone, before any rollout")
+            if alone.success_once is not None and (doubt := baseline.would_do(alone.success_once)) is not None:
+                self._warnings.warn("cloning_would_do", doubt)
+        return {} if alone.success_once is None else {baseline.metric: alone.success_once}
 
     def _video(self) -> tuple[int, Path]:
         """Return the number of episodes of this evaluation that are recorded, and the file for them."""
@@ -380,7 +319,7 @@ class Runner:
         iteration, config = self.progress.iteration, self.config.run
         if self.progress.latest:
             return False
-        if iteration == 0 and imitation_steps(self.config.algorithm) and not self.stopper.agree():
+        if iteration == 0 and self.learner.baseline is not None and not self.stopper.agree():
             return True  # what it learns is to be compared with
         return is_due(iteration, config.eval_every) or iteration == config.iterations
 
@@ -491,7 +430,8 @@ class Runner:
         """Return the state of all ranks and rollout workers, in a form that does not depend on their number, so that a
         run can be resumed with another; None on a rank that does not know it."""
         self.rollouts.settle()
-        played, engine, surplus = self.rollouts.state(), self.engine.state_dict(), self.rollouts.whole_surplus()
+        played, surplus = self.rollouts.state(), self.rollouts.whole_surplus()
+        engine = self.engine.state_dict() | self.learner.state_dict()
         waiting = self.rollouts.whole_waiting()
         replay = None
         if self.replay is not None:
@@ -528,8 +468,10 @@ class Runner:
         """
         if (played := self.rollouts.state()) is not None:
             check_alike(state.counters.get("collector"), played.collector, "the checkpoint's collector")
-        check_alike(dict.fromkeys(state.engine), dict.fromkeys(self.engine.state_dict()), "the checkpoint's engine")
+        own = self.engine.state_dict() | self.learner.state_dict()
+        check_alike(dict.fromkeys(state.engine), dict.fromkeys(own), "the checkpoint's engine")
         warning = self.engine.load_state_dict(state.engine)
+        self.learner.load_state_dict(state.engine)
         if warning is not None:
             self._warnings.warn("streams", warning)
         noise = noise_in(state.engine["streams"])
@@ -590,7 +532,7 @@ class Runner:
 
     def summary(self) -> dict[str, Any]:
         """Return the contents of `summary.json`."""
-        evaluations = self.progress.evaluations
+        evaluations, baseline = self.progress.evaluations, self.learner.baseline
         final = evaluations[max(evaluations, key=int)] if evaluations else {}
         return {
             "name": self.loaded.written.run.name,
@@ -602,7 +544,7 @@ class Runner:
             "env_steps_per_s": round(self.progress.env_steps / max(self.progress.train_s, 1e-9), 1),
             "seed": self.config.seed,
             "stopped_by": self.stopper.stopped_by,
-            **({"behaviour_cloning": evaluations.get("0")} if imitation_steps(self.config.algorithm) else {}),
+            **({} if baseline is None else {baseline.key: evaluations.get("0")}),
             "evaluations": evaluations,
             "config_hash": config_hash(self.loaded.written),
             "versions": {"embodyrl": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -684,5 +626,4 @@ def _samples_at_once(config: Config) -> int:
         return config.engine.micro_batch_size
     if config.data.path is not None:
         return config.data.batch_size
-    rollout = config.rollout
-    return config.env.num_envs * rollout.episodes_per_slot * rollout.num_chunks // config.algorithm.minibatches
+    return config.algorithm.batches(config).minibatch

@@ -13,15 +13,13 @@ from typing import Any
 
 import psutil
 
-from embodyrl.algorithms.off_policy_options import DemonstratedConfig, ReplayAlgorithmConfig
 from embodyrl.config import LoadedConfig
 from embodyrl.config.build import differences
 from embodyrl.config.plugins import KEY_PLACE, can_sign, code_of_its_own, where_from
-from embodyrl.config.rules import fact
+from embodyrl.config.rules import fact, replay_of
 from embodyrl.config.schema import MOST_EPISODE_STEPS, Config, Device, OnLoss, PlacementBackend, Precision, RolloutMode
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import DiskFull, UserError, shell_command, without_controls
-from embodyrl.models.judging import CLASSIFIER
 from embodyrl.models.saved import other_options, weight_type
 from embodyrl.models.unread import unread_note
 from embodyrl.placement.cuda import has_nvidia_gpu, set_up_cuda, why_no_cuda
@@ -30,7 +28,8 @@ from embodyrl.placement.plan import describe_binding, inventory, plan_env_worker
 from embodyrl.placement.ranks import RankInfo, is_follower, own_share, rank_info_here
 from embodyrl.placement.run_plan import Machine, Plan, describe_run_binding, plan_run
 from embodyrl.planning.choices import is_large
-from embodyrl.registry import ALGORITHMS, SupportedModel
+from embodyrl.registry import SupportedModel
+from embodyrl.runner.alone import learn_alone, written_by
 from embodyrl.runner.build import PROGRAM, Host, open_runner
 from embodyrl.runner.checkpoint import DamageError, Found, Manifest, all_but_replay, find, published
 from embodyrl.runner.deployment import Deployment, deployed, lending
@@ -102,8 +101,8 @@ def start(loaded: LoadedConfig, host: Host = PROGRAM) -> Ending:
     with held(RunDir.create(loaded.config)) as directory:
         write_config(directory.path, loaded)
         show(directory, header(loaded, directory.path), host)
-        if fact(ALGORITHMS, loaded.config.algorithm.name, "judges"):
-            return _learn_to_judge(loaded, directory, host)
+        if loaded.config.algorithm.needs(loaded.config).alone:
+            return _learn_alone(loaded, directory, host)
         return _train(loaded, directory, place, host, started=started, checkpoint=None)
 
 
@@ -123,17 +122,17 @@ def go_on(
         _, exit_code = follow(config, rank_info_here(config), started=started, host=host)
         return Ending(run_dir=run_dir, exit_code=exit_code)
     with held(RunDir.open(run_dir)) as directory:
-        if (again := _judging(run_dir, overrides, trust=trust)) is not None:
-            return _judge_again(again, directory, host)
+        if (again := _read_alone(run_dir, overrides, trust=trust)) is not None:
+            return _learn_alone_again(again, directory, host)
         found = _find_whole(run_dir, without_replay=without_replay)
         if (warning := restore_files(run_dir, found.place)) is not None:
             show(directory, warning, host)
         sources = sources_not_needed(found.place)
         loaded = read_config(run_dir, overrides, sources, trust=trust)
         # The reference policy is the one that the run began with, so its sources are needed again.
-        if loaded.config.algorithm.kl_coef > 0.0:
+        if loaded.config.algorithm.needs(loaded.config).reference:
             loaded = read_config(run_dir, overrides, trust=trust)
-        if without_replay and not isinstance(loaded.config.algorithm, ReplayAlgorithmConfig):
+        if without_replay and replay_of(loaded.config) is None:
             raise ChangeError(f"{run_dir} learns from no replay: leave out --without-replay")
         refuse_another_run(read_config(found.place, [], sources, trust=trust).config, loaded.config)
         manifest = Manifest.read(found.place)
@@ -184,32 +183,31 @@ def _newest(run_dir: Path, before: Found | None) -> Found | None:
         return before
 
 
-def _learn_to_judge(loaded: LoadedConfig, directory: RunDir, host: Host) -> Ending:
-    """Learn a classifier of success."""
-    from embodyrl.runner.classifier import learn_classifier
-
+def _learn_alone(loaded: LoadedConfig, directory: RunDir, host: Host) -> Ending:
+    """Learn by a method that needs no simulators."""
     refuse_without_cuda(loaded.config.engine.device)
-    learn_classifier(loaded, directory, host)
+    learn_alone(loaded, directory, host)
     return Ending(run_dir=directory.path)
 
 
-def _judging(run_dir: Path, overrides: Sequence[str], *, trust: bool) -> LoadedConfig | None:
-    """Return the config of a run that learns a classifier of success; None of any other run."""
+def _read_alone(run_dir: Path, overrides: Sequence[str], *, trust: bool) -> LoadedConfig | None:
+    """Return the config of a run whose method learns without simulators and checkpoints; None of any other run."""
     if published(run_dir):
         return None
     loaded = read_config(run_dir, overrides, SOURCES, trust=trust)
-    return loaded if fact(ALGORITHMS, loaded.config.algorithm.name, "judges") else None
+    return loaded if loaded.config.algorithm.needs(loaded.config).alone else None
 
 
-def _judge_again(loaded: LoadedConfig, directory: RunDir, host: Host) -> Ending:
-    """Learn a classifier of success from the start, unless that is done: it has no checkpoints."""
-    run_dir = directory.path
-    if (run_dir / CLASSIFIER).is_dir():
-        show(directory, f"{run_dir} is done: its classifier is in {run_dir / CLASSIFIER}", host)
+def _learn_alone_again(loaded: LoadedConfig, directory: RunDir, host: Host) -> Ending:
+    """Learn from the start, unless that is done: there are no checkpoints."""
+    run_dir, result = directory.path, written_by(loaded.config, directory.path)
+    if result.is_dir():
+        show(directory, f"{run_dir} is done: its {result.name} is in {result}", host)
         return Ending(run_dir=run_dir)
     write_config(run_dir, loaded)
-    show(directory, f"{header(loaded, run_dir)}\n  {'resume':<11}from the start: a classifier has no checkpoints", host)
-    return _learn_to_judge(loaded, directory, host)
+    note = f"  {'resume':<11}from the start: a {result.name} has no checkpoints"
+    show(directory, f"{header(loaded, run_dir)}\n{note}", host)
+    return _learn_alone(loaded, directory, host)
 
 
 def _train(
@@ -380,17 +378,19 @@ def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
 def header(loaded: LoadedConfig, run_dir: Path) -> str:
     """Return the lines before the first iteration."""
     config = loaded.config
-    judges = fact(ALGORITHMS, config.algorithm.name, "judges")
+    alone = config.algorithm.needs(config).alone
     report = "report.html, " if config.tracking.report else ""
-    written = "metrics.jsonl, classifier/" if judges else f"metrics.jsonl, checkpoints/, {report}..."
+    written = (
+        f"metrics.jsonl, {written_by(config, run_dir).name}/" if alone else f"metrics.jsonl, checkpoints/, {report}..."
+    )
     rows = [
         ("config", f"OK  {loaded.values} values, 0 faults   seed {config.seed}   (--print-config shows them)"),
         ("machine", machine(config)),
-        ("placement", "this process alone, without simulators" if judges else placement(config)),
+        ("placement", "this process alone, without simulators" if alone else placement(config)),
         ("model", model(config)),
         ("simulator", simulator(config)),
         *(("", f"note: {note}") for note in loaded.notes),
-        ("algorithm", algorithm(config)),
+        ("algorithm", config.algorithm.describe(config)),
         ("output", f"{run_dir}/  ({written})"),
     ]
     if code := code_of_its_own(config):
@@ -513,33 +513,3 @@ def _episodes(limit: int | None) -> str:
     if limit is None:
         return "episodes as long as the simulator says"
     return "episodes without a time limit" if limit == MOST_EPISODE_STEPS else f"episodes of {counted(limit, 'step')}"
-
-
-def algorithm(config: Config) -> str:
-    """Return the row on the algorithm and the size of an iteration."""
-    settings, rollout = config.algorithm, config.rollout
-    iterations = counted(config.run.iterations, "iteration")
-    if isinstance(settings, ReplayAlgorithmConfig):
-        learning = settings.off_policy
-        share = f", {learning.demonstrations:.0%} of them" if isinstance(learning, DemonstratedConfig) else ""
-        demonstrated = f"{share} from {config.data.path}" if config.data.path is not None else ""
-        return (
-            f"{settings.name}   {iterations} of {counted(rollout.num_chunks, 'chunk')} x "
-            f"{counted(config.env.num_envs, 'env')}, chunks of {counted(rollout.chunk_size, 'action')}, "
-            f"{counted(learning.updates_per_step, 'update')} per chunk in minibatches of {learning.batch_size}"
-            + demonstrated
-        )
-    if config.data.path is not None:
-        data = config.data
-        return (
-            f"{settings.name}   {iterations} of {data.steps} x {counted(data.batch_size, 'chunk')} of "
-            f"{counted(rollout.chunk_size, 'action')} from {data.path}"
-        )
-    chunks = rollout.num_chunks * config.env.num_envs * rollout.episodes_per_slot
-    episodes = f" x {rollout.episodes_per_slot} episodes" if rollout.episodes_per_slot > 1 else ""
-    return (
-        f"{settings.name} ({settings.advantage.name}, {settings.loss.name})   {iterations} of "
-        f"{counted(rollout.num_chunks, 'chunk')} x {counted(config.env.num_envs, 'env')}{episodes}, "
-        f"chunks of {counted(rollout.chunk_size, 'action')}, "
-        f"{counted(settings.epochs, 'epoch')} in minibatches of {chunks // settings.minibatches}"
-    )

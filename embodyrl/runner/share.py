@@ -9,13 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from embodyrl.algorithms.off_policy_sizes import intervene_of
 from embodyrl.config.schema import Config
 from embodyrl.data.experts import Demonstrator
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.manager import Simulators
-from embodyrl.registry import ADVANTAGES, ALGORITHMS
 from embodyrl.rollout.collector import Collector, Mode, Zeros
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.judging import judge_of
@@ -43,7 +41,7 @@ class EnvShare:
         self.config = config
         self.manager = manager
         self.engine = engine
-        blocks = engine.blocks
+        blocks, needs = engine.blocks, config.algorithm.needs(config)
         first = config.env.num_envs * blocks.here.start // blocks.count
         self.slots = range(first, first + manager.num_envs)
         """Its slots, as numbered in the run."""
@@ -52,21 +50,19 @@ class EnvShare:
             engine,
             env=config.env,
             rollout=config.rollout,
-            critic=ADVANTAGES.entry(config.algorithm.advantage.name).critic,
+            critic=needs.critic,
             images=not engine.policy.trace_holds_images or images_are_read(config),
-            following=ALGORITHMS.entry(config.algorithm.name).off_policy,
+            following=needs.replay is not None,
             seed=config.seed,
             first_slot=first,
             slots=config.env.num_envs,
             expert=expert,
-            intervene=intervene_of(config),
+            intervene=needs.expert,
             judge=judge_of(config, manager.num_envs, engine.device),
         )
         self.seen: Seen | None = None
         """What the last evaluation showed of its first episode, in the process that played it."""
-        # Imitation wants the states that the policy gets into by itself: it acts as in evaluations.
-        imitates = ALGORITHMS.entry(config.algorithm.name).imitates
-        self._mode: Mode = "eval" if imitates and not config.eval.sample else "train"
+        self._mode: Mode = "eval" if needs.most_likely else "train"
 
     def collect(self, zeros: Zeros = np.zeros, *, random: bool = False) -> Rollout:
         """Run the policy in training mode, or choose random actions; see `Collector.collect`."""

@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import Rule, fact, is_supervised
+from embodyrl.config.rules import Rule, fact, replay_of
 from embodyrl.config.schema import Config, Device, PlacementBackend
 from embodyrl.placement.cuda import has_nvidia_gpu, why_no_cuda
-from embodyrl.registry import ALGORITHMS, PYAV, SupportedModel
+from embodyrl.registry import PYAV, SupportedModel
 from embodyrl.runner.rundir import why_not
 
 BLIND_REWARDS = ("dense", "success", "difference")
@@ -110,7 +112,7 @@ def envs_fit_into_memory(config: Config) -> Iterator[ConfigIssue]:
 def rollout_fits_into_memory(config: Config) -> Iterator[ConfigIssue]:
     """Check that a rollout fits into main memory by what its chunks need at the very least, without images."""
     rollout, envs = config.rollout, config.env.num_envs
-    if not config.algorithm.rolls_out(config.run.iterations) or is_supervised(config):
+    if not config.algorithm.needs(config).rollouts:
         return
     of_chunk = envs * rollout.episodes_per_slot * LEAST_OF_CHUNK
     needed, there = rollout.num_chunks * of_chunk, psutil.virtual_memory().total
@@ -123,17 +125,20 @@ def rollout_fits_into_memory(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
+def _sections(path: str, section: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a section of a config and those below it, by their full names."""
+    yield path, section
+    for each in dataclasses.fields(section):
+        if dataclasses.is_dataclass(below := getattr(section, each.name)):
+            yield from _sections(f"{path}.{each.name}", below)
+
+
 def networks_fit_into_memory(config: Config) -> Iterator[ConfigIssue]:
     """Check that networks of given widths fit into main memory, where the policy is in it."""
     if config.engine.device is Device.cuda or (config.engine.device is Device.auto and has_nvidia_gpu()):
         return
-    there, replayed = psutil.virtual_memory().total, getattr(config.algorithm, "off_policy", None)
-    sections = {
-        "model": config.model,
-        "algorithm.off_policy.critics": getattr(replayed, "critics", None),
-        "algorithm.off_policy.steering": getattr(replayed, "steering", None),
-    }
-    for section, settings in sections.items():
+    there = psutil.virtual_memory().total
+    for section, settings in (*_sections("model", config.model), *_sections("algorithm", config.algorithm)):
         where, widths = f"{section}.hidden_sizes", list(getattr(settings, "hidden_sizes", ()))
         count = getattr(settings, "count", 1)
         weights = count * sum(fan_in * fan_out for fan_in, fan_out in pairwise(widths))
@@ -169,7 +174,7 @@ def adapters_find_layers(config: Config) -> Iterator[ConfigIssue]:
 def images_are_looked_at(config: Config) -> Iterator[ConfigIssue]:
     """Check that no images are rendered for a model that reads none, unless a reward or a stage may read them."""
     settings, changes, name = config.algorithm, config.pipeline, config.model.name
-    if fact(SupportedModel, name, "images") is not False or fact(ALGORITHMS, settings.name, "off_policy"):
+    if fact(SupportedModel, name, "images") is not False or replay_of(config) is not None:
         return  # of replays another rule says more
     is_own = changes.function is not None or changes.insert or changes.replace
     if config.env.cameras and not is_own and settings.reward.name in BLIND_REWARDS:

@@ -15,8 +15,8 @@ from embodyrl.algorithms.off_policy import (
     soft_targets,
     temperature_losses,
 )
-from embodyrl.algorithms.off_policy_sizes import largest_entropy, usual_target_entropy
 from embodyrl.config.schema import Bootstrap, CriticUse, DiscountPer
+from embodyrl.methods.sac.config import largest_entropy, usual_target_entropy
 from embodyrl.models.sampling import squashed_logprobs
 
 GAMMA, ALPHA = 0.9, 0.2

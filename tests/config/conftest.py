@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from embodyrl.config import ConfigError, load_config
-from embodyrl.pipelines import replay_rules
-from embodyrl.registry import ALGORITHMS, SIMULATORS, Entry, Registry, all_registries
+from embodyrl.methods.replay import rules as replay_rules
+from embodyrl.methods.reward_classifier.config import RewardClassifierConfig
+from embodyrl.methods.sft.config import SFTConfig
+from embodyrl.registry import SIMULATORS, Entry, Registry, all_registries
 
 BROKEN = Path(__file__).parent / "broken"
 GOOD = """\
@@ -60,6 +62,8 @@ def leave_strangers_out(patch: pytest.MonkeyPatch, folder: Path) -> None:
         patch.setattr(registry, "_entries", dict(own))
     for check in ("check_demonstrations", "check_for_critics"):  # read them, which are not here
         patch.setattr(replay_rules, check, lambda config: ())
+    for kind in (SFTConfig, RewardClassifierConfig):
+        patch.setattr(kind, "check", lambda algorithm, config: ())
     for name, module in list(sys.modules.items()):
         if str(vars(module).get("__file__", "")).startswith(plugins):
             del sys.modules[name]
@@ -81,8 +85,6 @@ def _not_asked(registry: Registry, entry: Entry) -> dict[str, None]:
     here = ["tasks", "cameras"] if registry is SIMULATORS and entry.missing() else []
     if entry.name != "gymnasium":  # which is always installed
         here += ["check", "check_here"] if registry is SIMULATORS else []
-    if registry is ALGORITHMS and entry.demonstrations and not entry.off_policy:  # whose check reads them
-        here += ["check"]
     return dict.fromkeys(here)
 
 

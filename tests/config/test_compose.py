@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from slow import rest_slow
 
 from embodyrl.config import ConfigError, ConfigUse, list_experiments, list_groups, list_options, load_config
-from embodyrl.config.compose import COMPONENTS
+from embodyrl.config.compose import components
 from embodyrl.config.compose import compose as compose_source
 from embodyrl.config.files import Source, builtin_folder, find_source, read_document
 
@@ -25,7 +25,9 @@ def composed_here(source: Source, **groups: str):
 
 def without_components(data):
     """Without the sections that another component begins anew, which Hydra would merge."""
-    algorithm = {key: value for key, value in data.get("algorithm", {}).items() if ("algorithm", key) not in COMPONENTS}
+    algorithm = {
+        key: value for key, value in data.get("algorithm", {}).items() if ("algorithm", key) not in components()
+    }
     return {**data, "algorithm": algorithm}
 
 

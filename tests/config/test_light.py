@@ -67,7 +67,7 @@ def test_the_help_of_the_command_line_needs_neither_hydra_nor_the_schema():
 
 def test_runs_of_small_models_need_no_library_of_large_ones():
     heavy = {"timm", "transformers", "tokenizers", "torchvision"}
-    modules = "embodyrl.engine.hybrid, embodyrl.runner.build, embodyrl.runner.runner, embodyrl.pipelines.replay_rules"
+    modules = "embodyrl.engine.hybrid, embodyrl.runner.build, embodyrl.runner.runner, embodyrl.methods.replay.rules"
     probe = f"import sys, {modules}; print({heavy} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.strip() == "set()"

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from embodyrl.config import ConfigError, ConfigUse, algorithm_rules, load_config
-from embodyrl.config.rules import _divisors, _multiples, public_checkpoints, weights_to_name
+from embodyrl.config.rules import _multiples, divisors, public_checkpoints, weights_to_name
 from embodyrl.pipelines import rules as _its_rules  # noqa: F401  (whose import adds them)
 from embodyrl.registry import Requirement
 
@@ -90,8 +90,8 @@ def test_the_nearest_multiples(number, of, words):
 @pytest.mark.parametrize(
     ("number", "of", "words"), [(3, 8, "2 or 4"), (9, 8, "8"), (7, 40, "5 or 8"), (5, 7, "1 or 7")]
 )
-def test_the_nearest_divisors(number, of, words):
-    assert _divisors(number, of) == words
+def test_the_nearestdivisors(number, of, words):
+    assert divisors(number, of) == words
 
 
 def test_a_checkpoint_may_be_left_open_until_the_config_runs() -> None:

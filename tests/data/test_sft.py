@@ -19,8 +19,7 @@ from embodyrl.config import ConfigError, load_config
 from embodyrl.envs.manager import EnvManager
 from embodyrl.models.errors import PolicyError
 from embodyrl.pipelines.pipeline import Iteration, build_pipeline
-from embodyrl.pipelines.stages import Components
-from embodyrl.runner.build import build_engine, open_demonstrations
+from embodyrl.runner.build import build_engine, build_method, open_demonstrations
 
 SMALL = [
     "experiment/gym_pendulum",
@@ -57,12 +56,13 @@ def pendulum(folder: Path):
 
 def learn(manager: EnvManager, config, iterations: int) -> tuple[list[dict[str, float]], torch.Tensor]:
     """Run the graph; returns the metrics and the weights afterwards, in one row."""
-    engine = build_engine(config, manager, weights=None)
+    learner = build_method(config, manager, weights=None)
+    engine = learner.engine
     demonstrations = open_demonstrations(config, manager, engine)
-    pipeline, components, history = build_pipeline(config), Components.of(config.algorithm), []
+    pipeline, history = build_pipeline(config), []
     for _ in range(iterations):
         iteration = Iteration(
-            config=config, components=components, collector=None, engine=engine, demonstrations=demonstrations
+            config=config, learner=learner, collector=None, engine=engine, demonstrations=demonstrations
         )
         pipeline.run(iteration)
         history.append(iteration.metrics)
@@ -71,13 +71,14 @@ def learn(manager: EnvManager, config, iterations: int) -> tuple[list[dict[str, 
 
 def test_the_demonstrated_actions_are_learned_and_the_noise_stays(pendulum: EnvManager, folder: Path) -> None:
     config = settings(folder, "rollout.chunk_size=1", "model.log_std_init=-1.5")
-    engine = build_engine(config, pendulum, weights=None)
+    learner = build_method(config, pendulum, weights=None)
+    engine = learner.engine
     before = engine.policy.head.log_std.clone()
     demonstrations = open_demonstrations(config, pendulum, engine)
     losses = []
     for number in range(15):
         batches = demonstrations.batches(20 * number, 20)
-        losses.append(engine.sft_step(batches)["train/loss"])
+        losses.append(learner.imitation.learn(batches)["train/loss"])
     assert losses[-1] < 0.05 * losses[0]
     assert torch.equal(engine.policy.head.log_std, before)
     batch = next(demonstrations.batches(0, 1))

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from learning import LearningEngine, learning_engine
 from tensordict import TensorDict
 
 from embodyrl.config.build import build_section
-from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LossConfig, OptimizerConfig
+from embodyrl.config.schema import Device, EngineConfig, LossConfig, OptimizerConfig
 from embodyrl.engine.compute import noise_in
-from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.methods.on_policy.config import OnPolicyConfig
 from embodyrl.models import Policy, build_policy
 from embodyrl.models.mlp.options import MLPConfig
-from embodyrl.registry import LOSSES
 
 SPEC = SimulatorSpec(
     tasks={"push": "push"},
@@ -43,16 +43,15 @@ def make_engine(
     folder: Path | None = None,
     ranks: Ranks = SINGLE_PROCESS,
     **algorithm: Any,
-) -> HybridEngine:
-    return HybridEngine(
+) -> LearningEngine:
+    return learning_engine(
         policy or make_policy(),
         config=EngineConfig(device=Device.cpu, optimizer=optimizer or OptimizerConfig(lr=0.01), **engine or {}),
-        algorithm=AlgorithmConfig(
+        algorithm=OnPolicyConfig(
             name="ppo",
             loss=build_section(LossConfig, {"name": loss} | (loss_options or {})),
             **{"minibatches": 2, "epochs": 2} | algorithm,
         ),
-        loss=LOSSES.load(loss),
         iterations=4,
         seed=1,
         folder=folder,
@@ -60,7 +59,7 @@ def make_engine(
     )
 
 
-def make_batch(engine: HybridEngine, size: int = 16) -> TensorDict:
+def make_batch(engine: LearningEngine, size: int = 16) -> TensorDict:
     """Decisions of the engine's own policy, with advantages that favour large samples."""
     draw = np.random.default_rng(0)
     observation = Observation(proprio=draw.normal(size=(size, 3)).astype(np.float32), task_descriptions=["push"] * size)
@@ -85,17 +84,17 @@ def make_batch(engine: HybridEngine, size: int = 16) -> TensorDict:
     )
 
 
-def weights(engine: HybridEngine) -> torch.Tensor:
+def weights(engine: LearningEngine) -> torch.Tensor:
     return torch.nn.utils.parameters_to_vector(engine.policy.parameters()).detach().clone()
 
 
-def whole_state(engine: HybridEngine) -> dict[str, Any]:
+def whole_state(engine: LearningEngine) -> dict[str, Any]:
     """A state as a checkpoint holds it, with the noise in actions."""
     state = engine.state_dict()
     return copy.deepcopy(state | {"streams": state["streams"] | engine.noise_state()})
 
 
-def resumed(engine: HybridEngine, state: dict[str, Any]) -> str | None:
+def resumed(engine: LearningEngine, state: dict[str, Any]) -> str | None:
     """Go on from a checkpoint's state; returns the warning."""
     warning = engine.load_state_dict(copy.deepcopy(state))
     engine.load_noise(noise_in(copy.deepcopy(state["streams"])))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from engines import make_batch, make_engine, make_policy
+from learning import PPO
 
 from embodyrl.algorithms.losses import token_weights
 from embodyrl.config.schema import Aggregation, Offload, OldLogprobs, ParallelBackend, ParallelConfig, Precision
@@ -84,7 +85,7 @@ def learn_alike(ranks: Ranks, loss: str, backend: str, size: int | None = None, 
         with shared.rollout_mode():  # ranks decide as often as they like
             for _ in range(1 + 2 * ranks.rank):
                 shared.act(Observation(proprio=batch["proprio"].numpy(), task_descriptions=["push"] * SIZE), "eval")
-        found, wanted = shared.update(batch, ["push"]), alone.update(batch, ["push"])
+        found, wanted = shared.learner.update(batch, ["push"]), alone.learner.update(batch, ["push"])
         close(found, wanted)
         assert len({json.dumps(each) for each in ranks.gather_values(found)}) == 1, "ranks log different numbers"
     same(ranks, shared, alone)
@@ -107,7 +108,7 @@ def start_at_one(ranks: Ranks) -> None:
         shared = make_engine(engine=settings, old_logprobs=OldLogprobs.recompute, ranks=ranks)
         batch = batch_for(make_engine())
         batch["old_logprobs"] += 0.3
-        assert shared.update(batch, ["push"])["train/ratio_error_first_minibatch"] == 0.0, backend
+        assert shared.learner.update(batch, ["push"])["train/ratio_error_first_minibatch"] == 0.0, backend
 
 
 @case("imitation")
@@ -121,7 +122,7 @@ def imitate_alike(ranks: Ranks) -> None:
         alone = make_engine()
         shared = make_engine(engine=spread_over(backend, micro_batch_size=size), ranks=ranks)
         for _ in range(2):
-            close(shared.sft_step(batches), alone.sft_step(batches))
+            close(shared.learner.imitation.learn(batches), alone.learner.imitation.learn(batches))
         same(ranks, shared, alone)
 
 
@@ -130,8 +131,8 @@ def go_on(ranks: Ranks, backend: str = "fsdp") -> None:
     settings: dict[str, Any] = {"engine": spread_over(backend, offload=Offload.all), **TERMS}
     shared, alone = make_engine(ranks=ranks, **settings), make_engine(**TERMS)
     first = batch_for(alone)
-    shared.update(first, ["push"])
-    alone.update(first, ["push"])
+    shared.learner.update(first, ["push"])
+    alone.learner.update(first, ["push"])
     state, policy = shared.state_dict(), shared.full_policy()
     assert (policy is None) == (not ranks.is_first)
     weights = full_state_dict(shared.policy.state_dict(), keep=True)
@@ -147,13 +148,13 @@ def go_on(ranks: Ranks, backend: str = "fsdp") -> None:
         policy.load_state_dict(weights)
         engine = make_engine(policy=policy, **{**TERMS, **kind})
         engine.load_state_dict(copy.deepcopy(state))
-        engine.update(second, ["push"])
+        engine.learner.update(second, ["push"])
         return engine
 
     same_again = resumed(state, weights, ranks=ranks, engine=settings["engine"])
     fewer, more = resumed(state, weights), resumed(alone.state_dict(), alone.policy.state_dict(), ranks=ranks)
-    shared.update(second, ["push"])
-    alone.update(second, ["push"])
+    shared.learner.update(second, ["push"])
+    alone.learner.update(second, ["push"])
     for name, value in full_state_dict(shared.policy.state_dict(), keep=True).items():
         assert torch.equal(value, full_state_dict(same_again.policy.state_dict(), keep=True)[name]), name
     same(ranks, shared, fewer)
@@ -199,7 +200,10 @@ def vla_cases(sharded: str = "fsdp") -> None:
             assert len(shared.weights._parts) > 4, "blocks are units of their own"
         for _ in range(2):
             batch = vla.make_batch(alone, 5)
-            found, wanted = shared.update(batch, vla.TASK_DESCRIPTIONS), alone.update(batch, vla.TASK_DESCRIPTIONS)
+            found, wanted = (
+                shared.learner.update(batch, vla.TASK_DESCRIPTIONS),
+                alone.learner.update(batch, vla.TASK_DESCRIPTIONS),
+            )
             close(found, wanted, 1e-4)
         same(ranks, shared, alone, 1e-4)
         weights, policy = full_state_dict(shared.policy.state_dict(), keep=True), shared.full_policy()
@@ -215,7 +219,8 @@ def vla_cases(sharded: str = "fsdp") -> None:
         config, spec = test_dry_run.make_config("openvla_oft", size), test_dry_run.IMAGES
         weightless, _ = build_weightless(config, spec, chunk_size=4)
         observe, task_descriptions = test_dry_run.make_observation, list(spec.tasks.values())
-        traced = trace(weightless, lambda count: observe(spec, count), EngineConfig(device=Device.cpu), cuda=False)
+        of_engine = EngineConfig(device=Device.cpu)
+        traced = trace(weightless, lambda count: observe(spec, count), of_engine, cuda=False, **PPO)
         for backend in (sharded, "none"):
             planned = Learning(
                 deciding_samples=2,
@@ -229,7 +234,7 @@ def vla_cases(sharded: str = "fsdp") -> None:
             policy = build_policy(config, spec, chunk_size=4, seed=1)
             engine = make_engine(policy=policy, ranks=ranks, engine=spread_over(backend), minibatches=1, epochs=1)
             batch = test_dry_run.make_batch(engine, spec, 4)
-            engine.update(batch, task_descriptions)  # the optimiser makes its state
+            engine.learner.update(batch, task_descriptions)  # the optimiser makes its state
 
             def decide(engine: HybridEngine = engine) -> None:
                 with engine.rollout_mode():
@@ -281,8 +286,8 @@ def large_cases() -> None:
             batch = vla.make_batch(alone, samples)
             batch["sequence"] = torch.arange(samples) // 3
             spread = where_it_was_collected(ranks, batch, apart.exchange)
-            wanted = everywhere.update(batch, vla.TASK_DESCRIPTIONS)
-            assert apart.update(spread, vla.TASK_DESCRIPTIONS) == wanted
+            wanted = everywhere.learner.update(batch, vla.TASK_DESCRIPTIONS)
+            assert apart.learner.update(spread, vla.TASK_DESCRIPTIONS) == wanted
             apart.exchange.keep(torch.zeros(0, dtype=torch.int64))
         found = full_state_dict(apart.policy.state_dict(), keep=True)
         for name, tensor in full_state_dict(everywhere.policy.state_dict(), keep=True).items():
@@ -305,7 +310,7 @@ def large_cases() -> None:
     def traffic(ranks: Ranks) -> None:
         engine = vla.make_engine(ranks=ranks, algorithm={"minibatches": 4, "epochs": 3})
         batch = vla.make_batch(vla.make_engine(), 64)
-        engine.update(where_it_was_collected(ranks, batch, engine.exchange), vla.TASK_DESCRIPTIONS)
+        engine.learner.update(where_it_was_collected(ranks, batch, engine.exchange), vla.TASK_DESCRIPTIONS)
         large = batch["images"].nbytes + sum(column.nbytes for column in batch["trace"].values())
         assert 0 < engine.exchange.received <= 3 * 1.1 * large / ranks.size
         assert engine.exchange.held_bytes == large / ranks.size
@@ -352,7 +357,7 @@ def model_cases() -> None:
         alone = make_engine(policy=one.policy())
         shared = make_engine(policy=one.policy(), engine=spread_over("fsdp", micro_batch_size=2), ranks=ranks)
         found, expected = (
-            engine.sft_step([Batch(observation=seen, actions=wanted.astype(np.float32))] * 2)
+            engine.learner.imitation.learn([Batch(observation=seen, actions=wanted.astype(np.float32))] * 2)
             for engine in (shared, alone)
         )
         close(found, expected, 1e-4)

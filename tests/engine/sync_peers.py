@@ -116,7 +116,7 @@ def share_training(line: Connection) -> Outcome:
         sender.send(version)
         line.send(decide(engine.policy))
         line.recv()
-        engine.update(make_batch(engine), ["push"])
+        engine.learner.update(make_batch(engine), ["push"])
     return "done"
 
 
@@ -210,7 +210,7 @@ def broadcast_training(line: Connection, rank: int, meeting: Path, patches: bool
     for version in range(UPDATES + 1):
         sizes.append(sender.send(version))
         decisions.append(decide(engine.policy))
-        engine.update(make_batch(engine), ["push"])
+        engine.learner.update(make_batch(engine), ["push"])
     return decisions, sizes
 
 

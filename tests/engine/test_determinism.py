@@ -23,7 +23,7 @@ def as_it_was() -> Iterator[None]:
 def learned() -> torch.Tensor:
     engine = make_engine(engine={"deterministic": True})
     for _ in range(3):
-        engine.update(make_batch(engine), ["push"])
+        engine.learner.update(make_batch(engine), ["push"])
     return weights(engine)
 
 

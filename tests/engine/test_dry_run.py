@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 import torch
 from engines import SPEC
+from learning import PPO, LearningEngine, learning_engine
 from measured import peak_bytes
 from slow import rest_slow
 from tensordict import TensorDict
 
-from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LoraConfig, ModelConfig, Precision
-from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.config.schema import Device, EngineConfig, LoraConfig, ModelConfig, Precision
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.methods.on_policy.config import OnPolicyConfig
 from embodyrl.models import build_policy
 from embodyrl.planning.dry_run import trace
 from embodyrl.planning.memory import Learning, rollout_need, train_need
 from embodyrl.planning.weightless import build_weightless
-from embodyrl.registry import LOSSES, SupportedModel
+from embodyrl.registry import SupportedModel
 
 IMAGES = SimulatorSpec(
     tasks={"push": "push the red cube to the left"},
@@ -54,7 +55,7 @@ def make_observation(spec: SimulatorSpec, samples: int) -> Observation:
     )
 
 
-def make_batch(engine: HybridEngine, spec: SimulatorSpec, samples: int) -> TensorDict:
+def make_batch(engine: LearningEngine, spec: SimulatorSpec, samples: int) -> TensorDict:
     observation = make_observation(spec, samples)
     decision = engine.act(observation, "train")
     chunk = engine.policy.spec.chunk_size
@@ -85,7 +86,7 @@ def needs_and_measured(
     config, cuda = make_config(model, options), device is Device.cuda
     engine_config = EngineConfig(device=device, micro_batch_size=micro, **engine_settings)
     weightless, _ = build_weightless(config, spec, chunk_size=chunk)
-    traced = trace(weightless, lambda count: make_observation(spec, count), engine_config, cuda=cuda)
+    traced = trace(weightless, lambda count: make_observation(spec, count), engine_config, cuda=cuda, **PPO)
     settings = Learning(
         deciding_samples=samples,
         minibatch=samples,
@@ -93,11 +94,10 @@ def needs_and_measured(
         reference=False,
         master_weights=True,
     )
-    engine = HybridEngine(
+    engine = learning_engine(
         build_policy(config, spec, chunk_size=chunk, seed=1),
         config=engine_config,
-        algorithm=AlgorithmConfig(name="ppo", minibatches=1, epochs=1),
-        loss=LOSSES.load("ppo"),
+        algorithm=OnPolicyConfig(name="ppo", minibatches=1, epochs=1),
         iterations=4,
         seed=1,
     )
@@ -105,7 +105,7 @@ def needs_and_measured(
     assert traced.weights.weight_bytes == own
     batch, observation = make_batch(engine, spec, samples), make_observation(spec, samples)
     task_descriptions = list(spec.tasks.values())
-    engine.update(batch, task_descriptions)  # the optimiser makes its state
+    engine.learner.update(batch, task_descriptions)  # the optimiser makes its state
     on_gpu = sum(tensor.nbytes for tensor in batch.values(True, True)) if cuda else 0
     rollout = rollout_need(traced.weights, traced.lines, 0, settings)
     train = train_need(traced.weights, traced.lines, settings, batch=on_gpu)
@@ -113,7 +113,7 @@ def needs_and_measured(
         "rollout": (rollout.parts["activations"], peak_bytes(lambda: engine.act(observation, "eval"), engine.device)),
         "train": (
             sum(train.parts[name] for name in ("gradients", "activations", "batch")),
-            peak_bytes(lambda: engine.update(batch, task_descriptions), engine.device),
+            peak_bytes(lambda: engine.learner.update(batch, task_descriptions), engine.device),
         ),
     }
 

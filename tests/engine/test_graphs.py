@@ -105,7 +105,7 @@ def test_learning_within_a_rollout_drops_the_graphs() -> None:
     for each in (plain, engine):
         with each.rollout_mode():
             decide(each, SIZES)
-            each.update(make_batch(each), ["push"])
+            each.learner.update(make_batch(each), ["push"])
             assert not each.graphs._recorded
     assert alike(decide(engine, SIZES), decide(plain, SIZES))
 

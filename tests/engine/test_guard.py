@@ -30,7 +30,7 @@ def guarded(folder: Path | None = None, **guard: int) -> HybridEngine:
 def test_a_step_that_is_no_number_is_left_out_and_counted_and_the_others_are_made(value: float) -> None:
     engine = guarded()
     before = weights(engine)
-    metrics = engine.update(poisoned(engine, value), ["push"])
+    metrics = engine.learner.update(poisoned(engine, value), ["push"])
     after = weights(engine)
     assert bool(after.isfinite().all()) and not torch.equal(before, after)
     assert metrics["train/skipped_steps"] == engine.guard.skipped == 2, "one minibatch in each of two passes"
@@ -40,33 +40,33 @@ def test_a_step_that_is_no_number_is_left_out_and_counted_and_the_others_are_mad
 
 def test_a_loss_that_is_infinite_beside_a_finite_gradient_counts_too() -> None:
     engine = guarded()
-    engine.algorithm = make_engine(value_huber=1.0).algorithm
-    engine.update(poisoned(engine, float("inf")), ["push"])
+    engine.learner.algorithm = make_engine(value_huber=1.0).learner.algorithm
+    engine.learner.update(poisoned(engine, float("inf")), ["push"])
     assert engine.guard.skipped == 2
 
 
 def test_too_many_end_the_run_with_the_cause_and_leave_the_weights() -> None:
     engine = guarded(max_skipped=2)
-    engine.update(poisoned(engine), ["push"])
+    engine.learner.update(poisoned(engine), ["push"])
     batch = poisoned(engine)
     batch["returns"][:] = float("nan")
     before = weights(engine)
     message = r"gradient norm is nan in update 2 .*; returns of the batch are not finite.*step 3 .*max_skipped is 2"
     with pytest.raises(NumericsError, match=message):
-        engine.update(batch, ["push"])
+        engine.learner.update(batch, ["push"])
     assert torch.equal(before, weights(engine))
 
 
 def test_none_may_be_left_out_if_so_wanted() -> None:
     engine = guarded(max_skipped=0)
     with pytest.raises(NumericsError, match=r"Lower engine\.optimizer\.lr"):
-        engine.update(poisoned(engine), ["push"])
+        engine.learner.update(poisoned(engine), ["push"])
 
 
 def test_what_could_not_be_learned_from_is_written_the_first_times(tmp_path: Path) -> None:
     engine = guarded(tmp_path, dumps=1)
     batch = poisoned(engine)
-    engine.update(batch, ["push"])
+    engine.learner.update(batch, ["push"])
     (path,) = (tmp_path / "not_finite").iterdir()
     assert path.name == "update_000001_01.safetensors" and engine.guard.skipped == 2
     with safe_open(path, "pt") as file:
@@ -78,7 +78,7 @@ def test_what_could_not_be_learned_from_is_written_the_first_times(tmp_path: Pat
 
 def test_no_file_is_written_if_none_is_wanted(tmp_path: Path) -> None:
     engine = guarded(tmp_path, dumps=0)
-    engine.update(poisoned(engine), ["push"])
+    engine.learner.update(poisoned(engine), ["push"])
     assert not list(tmp_path.iterdir()) and engine.guard.skipped == 2
 
 
@@ -86,14 +86,14 @@ def test_imitation_is_guarded_as_well(tmp_path: Path) -> None:
     engine = guarded(tmp_path)
     seen = Observation(proprio=np.ones((4, 3), np.float32), task_descriptions=["push"] * 4)
     good, bad = np.zeros((4, 1, 1), np.float32), np.full((4, 1, 1), np.nan, np.float32)
-    metrics = engine.sft_step([Batch(observation=seen, actions=each) for each in (bad, good)])
+    metrics = engine.learner.imitation.learn([Batch(observation=seen, actions=each) for each in (bad, good)])
     assert metrics["train/skipped_steps"] == 1 and np.isfinite(metrics["train/loss"])
     assert bool(weights(engine).isfinite().all())
 
 
 def test_the_count_goes_on_after_a_resume() -> None:
     first, second = guarded(), guarded()
-    first.update(poisoned(first), ["push"])
+    first.learner.update(poisoned(first), ["push"])
     second.load_state_dict(first.state_dict())
     assert second.guard.skipped == 2
 
@@ -102,6 +102,6 @@ def test_metrics_of_an_update_tell_how_far_the_policy_moved() -> None:
     engine = make_engine()
     batch = make_batch(engine)
     batch["old_logprobs"] -= 0.1 * torch.arange(16) / 16
-    metrics = engine.update(batch, ["push"])
+    metrics = engine.learner.update(batch, ["push"])
     assert metrics["train/ratio_max"] > metrics["train/ratio"] > 1.0
     assert metrics["train/approx_kl"] > 0 and metrics["train/grad_norm"] > 0 and "train/clip_fraction" in metrics

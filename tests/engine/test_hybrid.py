@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 import torch
 from engines import SPEC, make_batch, make_engine, resumed, weights, whole_state
+from learning import LearningEngine, learning_engine
 
 from embodyrl.algorithms.losses import OWN_METRICS, LossOutput
 from embodyrl.algorithms.options import GIVEN
-from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
+from embodyrl.config.schema import Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
 from embodyrl.data.batch import Batch
-from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.minibatch import draw_minibatches, to_columns
 from embodyrl.engine.reference import FrozenCopy
 from embodyrl.envs import Observation
 from embodyrl.errors import UserError
+from embodyrl.methods.on_policy.config import OnPolicyConfig
 from embodyrl.models import build_policy
 from embodyrl.models.mlp.options import MLPConfig
 from embodyrl.registry import LOSSES
@@ -32,7 +33,7 @@ def test_learning_makes_good_decisions_likelier() -> None:
         return engine.policy.evaluate({"proprio": batch["proprio"]}, dict(batch["trace"].items())).logprobs.sum(-1)
 
     before = likelihood()
-    metrics = engine.update(batch, ["push"])
+    metrics = engine.learner.update(batch, ["push"])
     # Normalisation statistics change after an update and move all inputs; compare good with bad, not with before alone.
     change = likelihood() - before
     assert change[good].mean() > change[~good].mean()
@@ -41,24 +42,24 @@ def test_learning_makes_good_decisions_likelier() -> None:
 
 def test_target_kl_ends_an_update_before_the_step_that_would_exceed_it() -> None:
     free, bound = make_engine(), make_engine(target_kl=1e-9)
-    free.update(make_batch(free), ["push"])
-    metrics = bound.update(make_batch(bound), ["push"])
+    free.learner.update(make_batch(free), ["push"])
+    metrics = bound.learner.update(make_batch(bound), ["push"])
     assert metrics["train/epochs"] == 0 and not torch.equal(weights(free), weights(bound))
 
 
 def test_a_linear_learning_rate_falls_to_zero_over_the_run() -> None:
     engine = make_engine(optimizer=OptimizerConfig(lr=0.01, schedule=LearningRate.linear))
-    rates = [engine.update(make_batch(engine), ["push"])["train/learning_rate"] for _ in range(4)]
+    rates = [engine.learner.update(make_batch(engine), ["push"])["train/learning_rate"] for _ in range(4)]
     assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
 
 
 def test_state_brings_back_optimiser_and_random_streams() -> None:
     first, second = make_engine(), make_engine()
-    first.update(make_batch(first), ["push"])
+    first.learner.update(make_batch(first), ["push"])
     second.policy.load_state_dict(first.policy.state_dict())
     resumed(second, whole_state(first))
     for engine in (first, second):
-        engine.update(make_batch(engine), ["push"])
+        engine.learner.update(make_batch(engine), ["push"])
     assert torch.equal(weights(first), weights(second)) and first.version == second.version == 2
 
 
@@ -67,7 +68,7 @@ def test_a_policy_is_told_how_far_the_run_is_also_after_a_resume() -> None:
     told: list[float] = []
     first.policy.set_progress = second.policy.set_progress = told.append  # type: ignore[method-assign]
     for _ in range(2):
-        first.update(make_batch(first), ["push"])
+        first.learner.update(make_batch(first), ["push"])
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert told == [0.25, 0.5, 0.5]
 
@@ -89,17 +90,17 @@ def test_the_noise_of_imitation_is_a_stream_of_its_own_that_a_resume_continues()
     for engine in (first, second):
         engine.policy.imitation_draws = imitation_draws  # type: ignore[method-assign]
         engine.policy.sft_loss = sft_loss  # type: ignore[method-assign]
-    first.sft_step([Batch(observation=seen, actions=wanted)])
+    first.learner.imitation.learn([Batch(observation=seen, actions=wanted)])
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     for engine in (first, second):
-        engine.sft_step([Batch(observation=seen, actions=wanted)])
+        engine.learner.imitation.learn([Batch(observation=seen, actions=wanted)])
     assert not torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[1], drawn[2])
 
 
 def test_the_reference_policy_stays_what_the_run_began_with_also_after_a_resume() -> None:
     first = make_engine(kl_coef=0.1)
     before = weights(first)
-    first.update(make_batch(first), ["push"])
+    first.learner.update(make_batch(first), ["push"])
     # A resumed run builds its engine around weights that have learned.
     second = make_engine(kl_coef=0.1)
     second.policy.load_state_dict(first.policy.state_dict())
@@ -108,7 +109,7 @@ def test_the_reference_policy_stays_what_the_run_began_with_also_after_a_resume(
     for engine in (first, second):
         assert engine.reference is not None
         assert torch.equal(torch.nn.utils.parameters_to_vector(engine.reference.policy.parameters()), before)
-        engine.update(make_batch(engine), ["push"])
+        engine.learner.update(make_batch(engine), ["push"])
     assert torch.equal(weights(first), weights(second)) and not torch.equal(weights(first), before)
 
 
@@ -118,7 +119,7 @@ def test_the_kl_penalty_holds_the_policy_near_its_reference() -> None:
         # The critic learns what it likes; only the actor is held.
         before = torch.nn.utils.parameters_to_vector(engine.policy.actor.parameters()).detach().clone()
         for _ in range(10):
-            metrics = engine.update(make_batch(engine), ["push"])
+            metrics = engine.learner.update(make_batch(engine), ["push"])
         assert ("train/reference_kl" in metrics) == (engine.reference is not None) == (coefficient > 0)
         after = torch.nn.utils.parameters_to_vector(engine.policy.actor.parameters()).detach()
         return float((after - before).norm())
@@ -134,7 +135,7 @@ def test_without_a_kl_coefficient_there_is_no_reference_policy() -> None:
 def test_a_fresh_batch_has_ratio_one_under_every_loss() -> None:
     for loss in ("ppo", "decoupled_ppo", "cpgd", "gspo"):
         engine = make_engine(loss=loss, optimizer=OptimizerConfig(lr=1e-12))
-        metrics = engine.update(make_batch(engine), ["push"])
+        metrics = engine.learner.update(make_batch(engine), ["push"])
         assert metrics["train/approx_kl"] == pytest.approx(0.0, abs=1e-6), loss
         assert metrics["train/clip_fraction"] == 0.0, loss
 
@@ -146,7 +147,7 @@ def test_a_loss_gets_all_that_validate_says_is_there(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(LOSSES, "_entries", {entry.name: entry for entry in LOSSES.entries()})
     LOSSES.register("probe", target=scope["probe"], whole=False, summary="a test")
     engine = make_engine(loss="probe", kl_coef=0.1)
-    engine.update(make_batch(engine), ["push"])
+    engine.learner.update(make_batch(engine), ["push"])
     assert seen.keys() == set(names)
 
 
@@ -168,7 +169,7 @@ def bare_tensor(*, logprobs: torch.Tensor, advantages: torch.Tensor) -> torch.Te
 
 def test_every_metric_of_the_engine_is_taken() -> None:
     engine = make_engine(kl_coef=0.1)
-    found = {name.removeprefix("train/") for name in engine.update(make_batch(engine), ["push"])}
+    found = {name.removeprefix("train/") for name in engine.learner.update(make_batch(engine), ["push"])}
     assert found - OWN_METRICS == {"clip_fraction"}
 
 
@@ -191,12 +192,12 @@ def test_a_loss_that_does_not_return_entries_is_named(
     LOSSES.register("wrong", target=loss, whole=False, summary="a test")
     engine = make_engine(loss="wrong")
     with pytest.raises(UserError, match=message):
-        engine.update(make_batch(engine), ["push"])
+        engine.learner.update(make_batch(engine), ["push"])
 
 
-def minibatches(engine: HybridEngine) -> list[tuple[list[int], float]]:
+def minibatches(engine: LearningEngine) -> list[tuple[list[int], float]]:
     sequence = make_batch(engine)["sequence"]
-    drawn = draw_minibatches(sequence, 2, engine._whole_episodes, torch.Generator().manual_seed(0))
+    drawn = draw_minibatches(sequence, 2, engine.learner._whole_episodes, torch.Generator().manual_seed(0))
     return [(index.tolist(), share) for index, share in drawn]
 
 
@@ -216,10 +217,10 @@ def test_the_losses_of_minibatches_make_up_the_loss_of_the_batch(loss: str) -> N
     # Entries of different weight, and a policy that has moved.
     columns["weights"] = torch.arange(1.0, 17.0) / 136
     columns["old_logprobs"] = columns["old_logprobs"] + 0.1 * torch.arange(16) / 16
-    whole = engine._loss(columns, ["push"], 1.0, 16).loss
+    whole = engine.learner._loss(columns, ["push"], 1.0, 16).loss
     parts = [
-        (engine._loss(part, ["push"], share, 16).loss, share)
-        for part, share in engine._minibatches(columns, engine._draw_minibatches(columns))
+        (engine.learner._loss(part, ["push"], share, 16).loss, share)
+        for part, share in engine.learner._minibatches(columns, engine.learner._draw_minibatches(columns))
     ]
     assert len(parts) == 2
     torch.testing.assert_close(sum(part * share for part, share in parts), whole)
@@ -231,7 +232,7 @@ def test_the_loglinear_proximal_policy_goes_by_the_age_of_a_decision() -> None:
     batch = make_batch(engine)
     batch["old_logprobs"] -= float(torch.tensor(2.0).log())
     engine.version = 1
-    metrics = engine.update(batch, ["push"])
+    metrics = engine.learner.update(batch, ["push"])
     assert metrics["train/behaviour_weight"] == pytest.approx(2**0.5, rel=1e-4)
 
 
@@ -242,7 +243,7 @@ def test_the_recomputed_proximal_policy_is_the_one_that_the_update_starts_from()
         batch = make_batch(engine)
         batch["old_logprobs"] += float(torch.tensor(2.0).log())
         before = weights(engine)
-        metrics = engine.update(batch, ["push"])
+        metrics = engine.learner.update(batch, ["push"])
         assert metrics["train/behaviour_weight"] == pytest.approx(0.5, rel=1e-4)
         return weights(engine) - before
 
@@ -252,17 +253,16 @@ def test_the_recomputed_proximal_policy_is_the_one_that_the_update_starts_from()
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_cuda_that_is_not_there_is_refused_with_the_remedy() -> None:
     with pytest.raises(UserError, match=r"no CUDA device here: .+: set engine\.device=auto or cpu"):
-        HybridEngine(
+        learning_engine(
             build_policy(MLPConfig(name="mlp"), SPEC, chunk_size=1, seed=1),
             config=EngineConfig(device=Device.cuda),
-            algorithm=AlgorithmConfig(name="ppo"),
-            loss=LOSSES.load("ppo"),
+            algorithm=OnPolicyConfig(name="ppo"),
             iterations=1,
             seed=1,
         )
 
 
-def cuda_streams(engine: HybridEngine) -> dict[str, Any]:
+def cuda_streams(engine: LearningEngine) -> dict[str, Any]:
     """A state as it is saved on a GPU: generators have 16 bytes (seed and offset)."""
     state = whole_state(engine)
     state["streams"] |= {
@@ -273,14 +273,14 @@ def cuda_streams(engine: HybridEngine) -> dict[str, Any]:
     return state
 
 
-def noise_of(engine: HybridEngine) -> list[list[float]]:
-    streams = engine._streams
+def noise_of(engine: LearningEngine) -> list[list[float]]:
+    streams = engine.streams
     return [torch.rand(4, generator=stream).tolist() for stream in (streams.actions[0], streams.imitation)]
 
 
 def test_a_run_from_a_gpu_goes_on_on_the_cpu_with_noise_that_begins_anew() -> None:
     first, second, third = make_engine(), make_engine(), make_engine()
-    first.update(make_batch(first), ["push"])
+    first.learner.update(make_batch(first), ["push"])
     state = cuda_streams(first)
     warning = resumed(second, state)
     assert warning is not None and "saved on cuda and the run continues on cpu" in warning
@@ -292,7 +292,7 @@ def test_a_run_from_a_gpu_goes_on_on_the_cpu_with_noise_that_begins_anew() -> No
     resumed(third, state)
     for other in (noise_of(make_engine()), noise_of(third)):
         assert all(mine != theirs for mine, theirs in zip(anew, other, strict=True))
-    assert torch.equal(second._streams.shuffling.get_state(), first._streams.shuffling.get_state())
+    assert torch.equal(second.streams.shuffling.get_state(), first.streams.shuffling.get_state())
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -14,16 +14,16 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parent))
 
-from embodyrl.algorithms.off_policy_options import DAggerConfig
+from learning import LearningEngine, learning_engine
+
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import EngineConfig, ModelConfig, OptimizerConfig
 from embodyrl.data.batch import Batch
-from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import Ranks
-from embodyrl.engine.soft import Minibatch
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.methods.dagger.config import DAggerConfig
 from embodyrl.models import build_policy
-from embodyrl.registry import LOSSES
+from embodyrl.rollout.replay import Minibatch
 
 S, D, M, IMAGE = 3, 2, 12, 32
 TEXTS = ["push the cube", "pull it"]
@@ -54,12 +54,11 @@ def spec_of(model: dict[str, Any], image: int = IMAGE) -> SimulatorSpec:
     )
 
 
-def make_engine(model: dict[str, Any], micro_batch_size: int | None = None) -> HybridEngine:
-    return HybridEngine(
+def make_engine(model: dict[str, Any], micro_batch_size: int | None = None) -> LearningEngine:
+    return learning_engine(
         build_policy(build_section(ModelConfig, model), spec_of(model), chunk_size=1, seed=1),
         config=EngineConfig(optimizer=OptimizerConfig(lr=1e-2), micro_batch_size=micro_batch_size),
         algorithm=DAggerConfig(name="dagger"),
-        loss=LOSSES.load("ppo"),
         iterations=10,
         seed=1,
     )
@@ -92,7 +91,7 @@ class OfSeveral(Ranks):
         return torch.tensor(self.total) if tensor.dtype == torch.int64 else tensor
 
 
-def weights(engine: HybridEngine) -> dict[str, Tensor]:
+def weights(engine: LearningEngine) -> dict[str, Tensor]:
     return {name: each.detach().clone() for name, each in engine.policy.named_parameters()}
 
 
@@ -122,8 +121,8 @@ def test_a_step_is_that_of_supervised_learning_on_the_same_decisions(name: str) 
         ),
         actions=columns["labels"].numpy(),
     )
-    wanted = engines[0].imitate([batch])
-    metrics = engines[1].imitate_labels([found], TEXTS)
+    wanted = engines[0].learner.imitation.learn_first([batch])
+    metrics = engines[1].learner.imitation.learn_labels([found], TEXTS)
     assert metrics["train/loss"] == pytest.approx(wanted["train/loss"], rel=1e-6)
     after = weights(engines[0])
     assert any(not torch.equal(after[key], before[key]) for key in before), "too easy: nothing was learned"
@@ -138,8 +137,8 @@ def test_decisions_that_nobody_labelled_do_not_count_and_micro_batches_add_up(na
     found.columns["labelled"][[1, 4, 5, 11]] = False
     spoiled = {"labels": torch.where(found.columns["labelled"][:, None, None], found.columns["labels"], 1e6)}
     whole, parts, spoilt = make_engine(MODELS[name]), make_engine(MODELS[name], 3), make_engine(MODELS[name])
-    losses = [engine.imitate_labels([found], TEXTS)["train/loss"] for engine in (whole, parts)]
-    spoilt.imitate_labels([dataclasses.replace(found, columns=found.columns | spoiled)], TEXTS)
+    losses = [engine.learner.imitation.learn_labels([found], TEXTS)["train/loss"] for engine in (whole, parts)]
+    spoilt.learner.imitation.learn_labels([dataclasses.replace(found, columns=found.columns | spoiled)], TEXTS)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     for key, each in weights(whole).items():
         assert torch.equal(weights(spoilt)[key], each), key
@@ -165,7 +164,7 @@ def test_what_ranks_hold_adds_up_also_where_one_holds_nothing() -> None:
 
         engine.optimizer.step = keep  # type: ignore[method-assign]
         engine.optimizer.clip = lambda: torch.tensor(1.0)  # type: ignore[method-assign]
-        loss = engine.imitate_labels([part], TEXTS)["train/loss"]
+        loss = engine.learner.imitation.learn_labels([part], TEXTS)["train/loss"]
         return kept, loss
 
     whole, loss = gradients(found)
@@ -187,7 +186,7 @@ def test_the_policy_becomes_what_the_expert_says() -> None:
         found.columns["labels"] = torch.from_numpy(target) * sign.clamp(min=0.2)
         return found
 
-    engine.imitate_labels([labelled(seed) for seed in range(150)], TEXTS)
+    engine.learner.imitation.learn_labels([labelled(seed) for seed in range(150)], TEXTS)
     seen = torch.tensor([[1.5, 0.0, 0.0], [-1.5, 0.0, 0.0]])
     actions = engine.policy.act({"proprio": seen}, "eval").actions[:, 0]
     torch.testing.assert_close(actions, torch.from_numpy(np.concatenate([target, 0.2 * target])), atol=0.1, rtol=0.2)

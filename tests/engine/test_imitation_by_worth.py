@@ -15,19 +15,19 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parent))
 
+from learning import LearningEngine, learning_engine
 from test_imitation import ACT_SIZES, IMAGE, TEXTS, D, OfSeveral, S, of, pictured, spec_of
 
-from embodyrl.algorithms.off_policy_options import CriticsConfig, ImplicitConfig, IQLConfig, SACConfig
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import EngineConfig, ModelConfig, OptimizerConfig
-from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.implicit import ImplicitQ
-from embodyrl.engine.learners import onlooker_for
-from embodyrl.engine.onlooker import CODE_SIZE, EYE, LARGEST_SIDE, Onlooker
-from embodyrl.engine.soft import Minibatch
+from embodyrl.methods.iql.config import ImplicitConfig, IQLConfig
+from embodyrl.methods.iql.learner import ImplicitQ
+from embodyrl.methods.replay.config import CriticsConfig
+from embodyrl.methods.replay.critic_encoder import CODE_SIZE, EYE, LARGEST_SIDE, CriticEncoder
+from embodyrl.methods.sac.config import SACConfig
 from embodyrl.models import PolicyError, build_policy
 from embodyrl.models.policy import SAMPLE_WEIGHTS
-from embodyrl.registry import LOSSES
+from embodyrl.rollout.replay import Minibatch
 
 M = 12
 PRISMATIC = {"image_size": 32, "hidden_size": 32, "layers": 1, "mlp_size": 48}
@@ -43,20 +43,19 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def make(name: str, *, micro_batch_size: int | None = None, lr: float = 1e-2, **changes: Any) -> HybridEngine:
+def make(name: str, *, micro_batch_size: int | None = None, lr: float = 1e-2, **changes: Any) -> LearningEngine:
     model, spec = MODELS[name], spec_of(MODELS[name])
     policy = build_policy(build_section(ModelConfig, model), spec, chunk_size=1, seed=1)
     algorithm = IQLConfig(
         name="iql", off_policy=ImplicitConfig(**({"critics": CriticsConfig(hidden_sizes=[16])} | changes))
     )
-    return HybridEngine(
+    return learning_engine(
         policy,
         config=EngineConfig(optimizer=OptimizerConfig(lr=lr), micro_batch_size=micro_batch_size),
         algorithm=algorithm,
-        loss=LOSSES.load("ppo"),
         iterations=10,
         seed=1,
-        onlooker=onlooker_for(policy, algorithm, spec, seed=1),
+        simulator=spec,
     )
 
 
@@ -89,9 +88,9 @@ def minibatch(name: str, seed: int = 5, size: int = M) -> Minibatch:
     return found
 
 
-def weights(engine: HybridEngine) -> dict[str, Tensor]:
-    assert engine.soft is not None and engine.soft.onlooker is not None
-    parts = {"policy": engine.policy, "critics": engine.soft.critics, "onlooker": engine.soft.onlooker}
+def weights(engine: LearningEngine) -> dict[str, Tensor]:
+    assert engine.learner is not None and engine.learner.critic_encoder is not None
+    parts = {"policy": engine.policy, "critics": engine.learner.critics, "onlooker": engine.learner.critic_encoder}
     state = {f"{part}.{name}": each for part, module in parts.items() for name, each in module.named_parameters()}
     return {name: each.detach().clone() for name, each in state.items()}
 
@@ -100,14 +99,16 @@ def weights(engine: HybridEngine) -> dict[str, Tensor]:
 def test_every_model_learns_so_and_critics_with_their_encoder_apart_from_it(name: str) -> None:
     engine = make(name)
     before = weights(engine)
-    metrics = engine.improve([minibatch(name, 1), minibatch(name, 2)], TEXTS)
+    metrics = engine.learner.learn([minibatch(name, 1), minibatch(name, 2)], TEXTS)
     assert metrics["train/updates"] == 2 and metrics["train/actor_loss"] > 0 and metrics["train/weight"] > 0
     after = weights(engine)
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     for part in ("policy.", "critics.", *(() if name == "gaussian" else ("onlooker.",))):
         assert any(key.startswith(part) for key in changed), part
-    assert isinstance(engine.soft, ImplicitQ) and engine.soft.onlooker is not None
-    beside = {id(each) for part in (engine.soft.onlooker, engine.soft.critics) for each in part.parameters()}
+    assert isinstance(engine.learner, ImplicitQ) and engine.learner.critic_encoder is not None
+    beside = {
+        id(each) for part in (engine.learner.critic_encoder, engine.learner.critics) for each in part.parameters()
+    }
     assert not beside & {id(each) for each in engine.optimizer.parameters}, "no gradient of theirs is in its norm"
 
 
@@ -116,9 +117,11 @@ def test_the_step_is_that_of_the_weighted_supervised_loss(name: str) -> None:
     """With a scale of 0 all weigh the same: the loss is that of supervised learning, on what was executed."""
     engine, other = make(name, advantage_scale=0.0), make(name)
     found = minibatch(name)
-    loss = engine.improve([found], TEXTS)["train/actor_loss"]
+    loss = engine.learner.learn([found], TEXTS)["train/actor_loss"]
     as_labels = {"labels": found.columns["actions"], "labelled": torch.ones(M, dtype=torch.bool)}
-    wanted = other.imitate_labels([dataclasses.replace(found, columns=found.columns | as_labels)], TEXTS)
+    wanted = other.learner.imitation.learn_labels(
+        [dataclasses.replace(found, columns=found.columns | as_labels)], TEXTS
+    )
     assert loss == pytest.approx(wanted["train/loss"], rel=1e-6)
     for key, each in other.policy.named_parameters():
         torch.testing.assert_close(dict(engine.policy.named_parameters())[key], each, atol=1e-7, rtol=0)
@@ -140,7 +143,7 @@ def test_micro_batches_and_what_ranks_hold_add_up(name: str) -> None:
 
         engine.optimizer.step = keep  # type: ignore[method-assign]
         engine.optimizer.clip = lambda: torch.tensor(1.0)  # type: ignore[method-assign]
-        loss = engine._imitate_weighted(part, part.columns["actions"], weighs, TEXTS)
+        loss = engine.learner.imitation.step_weighted(part, part.columns["actions"], weighs, TEXTS)
         assert loss is not None
         return kept, float(loss)
 
@@ -166,7 +169,7 @@ def test_of_two_actions_the_better_one_is_imitated(scale: float) -> None:
         chosen = torch.where(good[:, None, None], torch.tensor([1.0, 0.75]), torch.tensor([-1.0, 0.25]))
         return dataclasses.replace(found, columns=found.columns | paid | here | {"actions": chosen})
 
-    engine.improve([pair(seed) for seed in range(400)], TEXTS)
+    engine.learner.learn([pair(seed) for seed in range(400)], TEXTS)
     action = engine.policy.act({"proprio": torch.zeros(1, S)}, "eval").actions[0, 0].tolist()
     wanted = [0.0, 0.5] if scale == 0.0 else [1.0, 0.75]
     assert action == pytest.approx(wanted, abs=0.15)
@@ -178,19 +181,19 @@ def test_pushes_are_not_imitated_and_shifted_images_are_what_the_policy_sees() -
     found.columns["labels"] = found.columns["actions"] + 1.0
     found.columns["labelled"] = torch.arange(M) < 3
     seen: list[dict[str, Tensor]] = []
-    backward = engine._imitation_backward
+    backward = engine.learner.imitation._imitation_backward
 
     def look(inputs: dict[str, Tensor], actions: Tensor, *rest: Any) -> Tensor:
         seen.append(inputs | {"wanted": actions})
         return backward(inputs, actions, *rest)
 
-    engine._imitation_backward = look  # type: ignore[method-assign]
-    engine.improve([found], TEXTS)
+    engine.learner.imitation._imitation_backward = look  # type: ignore[method-assign]
+    engine.learner.learn([found], TEXTS)
     wanted = torch.where(found.columns["labelled"][:, None, None], found.columns["labels"], found.columns["actions"])
     assert torch.equal(seen[0]["wanted"], wanted) and SAMPLE_WEIGHTS in seen[0]
     plain = make("pi0")
-    plain._imitation_backward = look  # type: ignore[method-assign]
-    plain.improve([found], TEXTS)
+    plain.learner.imitation._imitation_backward = look  # type: ignore[method-assign]
+    plain.learner.learn([found], TEXTS)
     images = [next(each for name, each in inputs.items() if each.dim() >= 4) for inputs in seen]
     assert images[0].shape == images[1].shape and not torch.equal(*images)
 
@@ -198,11 +201,11 @@ def test_pushes_are_not_imitated_and_shifted_images_are_what_the_policy_sees() -
 @pytest.mark.parametrize("name", ["gaussian", "pi0"])
 def test_a_resumed_engine_learns_the_same_bits(name: str) -> None:
     whole, again = make(name), make(name)
-    whole.improve([minibatch(name, 1), minibatch(name, 2)], TEXTS)
+    whole.learner.learn([minibatch(name, 1), minibatch(name, 2)], TEXTS)
     again.policy.load_state_dict(whole.policy.state_dict())
     again.load_state_dict(copy.deepcopy(whole.state_dict()))
     for engine in (whole, again):
-        engine.improve([minibatch(name, 3)], TEXTS)
+        engine.learner.learn([minibatch(name, 3)], TEXTS)
     wanted = weights(whole)
     assert all(torch.equal(each, wanted[key]) for key, each in weights(again).items())
 
@@ -211,7 +214,7 @@ def test_a_resumed_engine_learns_the_same_bits(name: str) -> None:
 
 
 def test_critics_see_state_images_and_task() -> None:
-    onlooker = Onlooker(spec_of({"name": "pi0"}, image=96), chunk_size=1, seed=3)
+    onlooker = CriticEncoder(spec_of({"name": "pi0"}, image=96), chunk_size=1, seed=3)
     onlooker.task_descriptions = TEXTS
     found = minibatch("pi0", size=4)
     large = torch.randint(0, 256, (4, 1, 96, 96, 3), generator=torch.Generator().manual_seed(0)).byte()
@@ -229,7 +232,7 @@ def test_critics_see_state_images_and_task() -> None:
     onlooker.task_descriptions = TEXTS[::-1]
     assert torch.equal(onlooker.recall(stored | {"task_index": torch.tensor([1, 1, 0, 0])}), seen)
     # Large images are made smaller, so that their encoder is that of small ones.
-    small = Onlooker(spec_of({"name": "pi0"}, image=LARGEST_SIDE), chunk_size=1, seed=3)
+    small = CriticEncoder(spec_of({"name": "pi0"}, image=LARGEST_SIDE), chunk_size=1, seed=3)
     assert [each.shape for each in small.parameters()] == [each.shape for each in onlooker.parameters()]
     unit = onlooker.to_unit(torch.tensor([[[-2.0, 1.0]], [[0.0, 0.5]]]))
     assert unit.tolist() == [[-1.0, 1.0], [0.0, 0.0]]
@@ -241,15 +244,14 @@ def test_there_is_none_where_the_policy_shows_what_it_sees() -> None:
         build_section(ModelConfig, MODELS["gaussian"] | {"head": "squashed"}), spec, chunk_size=1, seed=1
     )
     gaussian = build_policy(build_section(ModelConfig, MODELS["gaussian"]), spec, chunk_size=1, seed=1)
-    assert onlooker_for(squashed, IQLConfig(name="iql"), spec, 1) is None
-    assert onlooker_for(gaussian, SACConfig(name="sac"), spec, 1) is None, "its policy must be differentiable in noise"
-    assert isinstance(make("gaussian").soft, ImplicitQ)
+    options: dict[str, Any] = {"simulator": spec, "config": EngineConfig(), "iterations": 1, "seed": 1}
+    assert learning_engine(squashed, algorithm=IQLConfig(name="iql"), **options).learner.critic_encoder is None
+    assert isinstance(make("gaussian").learner, ImplicitQ)
     with pytest.raises(PolicyError, match="cannot learn from a replay"):
-        HybridEngine(
+        learning_engine(
             gaussian,
             config=EngineConfig(),
             algorithm=SACConfig(name="sac"),
-            loss=LOSSES.load("ppo"),
             iterations=1,
             seed=1,
         )

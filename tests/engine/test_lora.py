@@ -32,7 +32,7 @@ def adapted(policy: Policy | None = None, **settings: Any) -> HybridEngine:
 
 def learn(engine: HybridEngine, updates: int = 2) -> HybridEngine:
     for _ in range(updates):
-        engine.update(make_batch(engine), TASK_DESCRIPTIONS)
+        engine.learner.update(make_batch(engine), TASK_DESCRIPTIONS)
     return engine
 
 
@@ -199,7 +199,7 @@ def test_the_reference_of_adapters_is_the_policy_without_them_and_no_copy() -> N
     with with_adapters.reference.scoring() as reference:
         assert all(torch.equal(value, first[name]) for name, value in reference.state_dict().items())
     assert all(torch.equal(value, learned[name]) for name, value in state(with_adapters.policy).items())
-    assert "train/reference_kl" in with_adapters.update(make_batch(with_adapters), TASK_DESCRIPTIONS)
+    assert "train/reference_kl" in with_adapters.learner.update(make_batch(with_adapters), TASK_DESCRIPTIONS)
 
 
 def test_adapters_of_bfloat16_weights_learn_in_float32() -> None:
@@ -241,7 +241,7 @@ def test_adapters_in_16_bits_compute_the_same_numbers_with_fewer_casts() -> None
         for layer in layers:
             assert through_float32 or not layer.cast_input_dtype_enabled
             layer.cast_input_dtype_enabled = through_float32
-        with torch.no_grad(), engine._computing, Casts() as counted:
+        with torch.no_grad(), engine.computing, Casts() as counted:
             found.append(engine.policy.act(inputs, "eval"))
         casts.append(counted.count)
     assert torch.equal(found[0].actions, found[1].actions) and torch.equal(found[0].logprobs, found[1].logprobs)

@@ -52,7 +52,7 @@ def prepared(engine: HybridEngine, how: Aggregation) -> Columns:
 
 def gradients(loss: str, how: Aggregation, size: int | None) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
     engine = make_engine(loss=loss, engine={"micro_batch_size": size}, **TERMS)
-    step = engine._backward(prepared(engine, how), ["push"], 0.5)
+    step = engine.learner._backward(prepared(engine, how), ["push"], 0.5)
     found = torch.cat([parameter.grad.flatten() for parameter in engine.optimizer.parameters])
     metrics = summarize(step, engine.ranks, engine.version)
     assert float(mean_kl(step, engine.ranks)) == pytest.approx(float(metrics["approx_kl"]), rel=1e-6)
@@ -77,7 +77,7 @@ def test_minibatches_of_several_numbers_per_decision_are_exact_too() -> None:
         columns = prepared(engine, Aggregation.seq_mean_token_mean)
         for name in ("old_logprobs", "advantages", "valid", "weights"):
             columns[name] = columns[name].unsqueeze(1)
-        engine._backward(columns, ["push"], 1.0)
+        engine.learner._backward(columns, ["push"], 1.0)
         return torch.cat([each.grad.flatten() for each in engine.optimizer.parameters if each.grad is not None])
 
     torch.testing.assert_close(found(6), found(None), atol=1e-6, rtol=1e-6)
@@ -87,7 +87,7 @@ def test_an_update_in_micro_batches_learns_the_same() -> None:
     learned = []
     for size in (None, 3):
         engine = make_engine(engine={"micro_batch_size": size}, policy=make_policy(normalize_observations=False))
-        metrics = engine.update(make_batch(engine), ["push"])
+        metrics = engine.learner.update(make_batch(engine), ["push"])
         learned.append((torch.nn.utils.parameters_to_vector(engine.policy.parameters()), metrics))
     (one, of_one), (other, of_other) = learned
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
@@ -101,7 +101,7 @@ def test_imitation_in_micro_batches_has_the_gradient_of_the_minibatch(size: int)
         draw = np.random.default_rng(0)
         seen = Observation(proprio=draw.normal(size=(10, 3)).astype(np.float32), task_descriptions=["push"] * 10)
         actions = torch.from_numpy(draw.uniform(-1, 1, (10, 1, 1)).astype(np.float32))
-        loss = engine._sft_backward(engine.policy.preprocess(PolicyObservation.of(seen)), actions)
+        loss = engine.learner.imitation._sft_backward(engine.policy.preprocess(PolicyObservation.of(seen)), actions)
         return loss, torch.cat([each.grad.flatten() for each in engine.optimizer.parameters if each.grad is not None])
 
     (loss, gradient), (whole, wanted) = found(size), found(None)
@@ -139,11 +139,11 @@ def test_images_wait_for_their_micro_batch() -> None:
     engine = make_engine(policy=policy, engine={"micro_batch_size": 4}, epochs=1, minibatches=2)
     batch = make_batch(engine)
     policy.preprocess = noting  # type: ignore[method-assign]
-    engine.update(batch, ["push"])
+    engine.learner.update(batch, ["push"])
     assert seen == [16], "states are prepared once"
     batch["images"] = torch.zeros(16, 1, 4, 4, 3, dtype=torch.uint8)
     seen.clear()
-    engine.update(batch, ["push"])
+    engine.learner.update(batch, ["push"])
     assert seen == [4, 4, 4, 4, 16], "the last one is for the normalisation"
 
 
@@ -164,7 +164,7 @@ def test_an_optimiser_step_waits_for_the_gpu_once_and_once_more_for_a_target(tar
         engine = make_engine(minibatches=3, epochs=epochs, target_kl=target_kl, engine={"micro_batch_size": 2})
         batch = make_batch(engine)
         with Reading() as reading:
-            assert engine.update(batch, ["push"])["train/epochs"] == epochs
+            assert engine.learner.update(batch, ["push"])["train/epochs"] == epochs
         counts.append(reading.count)
     epochs_more, steps_more = 5, 15
     # Besides, the number of units is read once per epoch, which is on the CPU for any device.
@@ -175,7 +175,7 @@ def test_micro_batches_are_taken_without_reading_the_device() -> None:
     """On torch's meta device, whose tensors have no numbers to read."""
     engine = make_engine()
     columns = numbered(to_columns(make_batch(engine), torch.device("meta")))
-    drawn = engine._draw_minibatches(columns)
+    drawn = engine.learner._draw_minibatches(columns)
     for index, _ in drawn:
         for part in split_minibatch(rows(columns, index), 3, whole=False):
             assert part["proprio"].device.type == part["number"].device.type == "meta"

@@ -70,7 +70,7 @@ def test_changing_the_mode_changes_no_number() -> None:
                         Observation(proprio=batch["proprio"].numpy(), task_descriptions=["push"] * len(batch)), "eval"
                     )
             with engine.train_mode():
-                engine.update(batch, ["push"])
+                engine.learner.update(batch, ["push"])
     assert torch.equal(weights(plain), weights(restless))
 
 
@@ -80,7 +80,7 @@ def test_acting_records_no_gradients_and_learning_does_inside_rollout_mode_too()
         batch = make_batch(engine)
         assert not batch["old_logprobs"].requires_grad
         before = weights(engine)
-        engine.update(batch, ["push"])
+        engine.learner.update(batch, ["push"])
     assert not torch.equal(before, weights(engine))
 
 
@@ -88,5 +88,5 @@ def test_dropout_does_not_come_between_a_rollout_and_its_update() -> None:
     policy = make_policy()
     policy.actor.insert(1, torch.nn.Dropout(0.5))
     engine = make_engine(policy=policy.train(), epochs=1, minibatches=1)
-    metrics = engine.update(make_batch(engine), ["push"])
+    metrics = engine.learner.update(make_batch(engine), ["push"])
     assert metrics["train/approx_kl"] == pytest.approx(0.0, abs=1e-6)

@@ -25,7 +25,7 @@ RANKS = [0, pytest.param(4, marks=needs_peft)]
 def learned(folder: Path, setting: Offload, rank: int) -> HybridEngine:
     engine = make_engine(kl_coef=0.1, folder=folder, offload=setting, lora=LoraConfig(rank=rank))
     for _ in range(3):
-        engine.update(make_batch(engine), TASK_DESCRIPTIONS)
+        engine.learner.update(make_batch(engine), TASK_DESCRIPTIONS)
     return engine
 
 
@@ -57,7 +57,7 @@ def test_of_an_adapted_policy_adapters_and_heads_travel_alone() -> None:
         sizes.append(sender.send(version))
         receiver.receive(version)
         assert torch.equal(decide(elsewhere.policy), decide(engine.policy)), version
-        engine.update(make_batch(engine), TASK_DESCRIPTIONS)
+        engine.learner.update(make_batch(engine), TASK_DESCRIPTIONS)
     learning = sum(each.numel() * 4 for each in engine.policy.parameters() if each.requires_grad)
     everything = sum(each.numel() * 4 for each in engine.policy.parameters())
     assert everything <= sizes[0] and learning <= sizes[1] == sizes[2] < 0.5 * sizes[0]

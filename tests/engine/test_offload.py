@@ -47,7 +47,7 @@ def learned(folder: Path, setting: Offload, *, resume_after: int | None = None) 
             following.policy.load_state_dict(engine.policy.state_dict())
             resumed(following, kept)
             engine = following
-        engine.update(make_batch(engine), ["push"])
+        engine.learner.update(make_batch(engine), ["push"])
     return weights(engine), state(engine)
 
 
@@ -77,10 +77,10 @@ def test_parts_are_there_when_they_are_needed_and_away_otherwise(disk: Path) -> 
         return lambda *_: seen.update({f"{name} while it {what}": away(engine, part) for what, part in PARTS.items()})
 
     PARTS = {"learns": "optimizer", "compares": "reference"}
-    engine.update(make_batch(engine), ["push"])
+    engine.learner.update(make_batch(engine), ["push"])
     engine.policy.actor.register_forward_hook(look("policy"))
     engine.reference.weights.actor.register_forward_hook(look("reference"))
-    engine.update(make_batch(engine), ["push"])
+    engine.learner.update(make_batch(engine), ["push"])
     assert not any(seen["policy while it learns"]) and all(seen["policy while it compares"])
     assert not any(seen["reference while it compares"])
     assert all(away(engine, "optimizer")) and all(away(engine, "reference"))
@@ -95,7 +95,7 @@ def test_full_precision_copies_of_the_weights_leave_too(disk: Path) -> None:
             policy=make_policy().bfloat16(), optimizer=optimizer, engine={"offload": setting}, folder=disk
         )
         for _ in range(2):
-            engine.update(make_batch(engine), ["push"])
+            engine.learner.update(make_batch(engine), ["push"])
         return engine
 
     plain, moved = learned(Offload.none), learned(Offload.optimizer)
@@ -114,11 +114,11 @@ def test_the_objects_stay_the_same(disk: Path) -> None:
         held = [*engine.policy.parameters(), *engine.reference.weights.parameters()]
         return [id(tensor) for tensor in [*held, *optimizer_tensors(engine.optimizer.inner, set())]]
 
-    engine.update(make_batch(engine), ["push"])
+    engine.learner.update(make_batch(engine), ["push"])
     before = objects()
     with engine.train_mode():
         assert objects() == before
-    engine.update(make_batch(engine), ["push"])
+    engine.learner.update(make_batch(engine), ["push"])
     assert objects() == before
 
 
@@ -142,7 +142,7 @@ def learn_with_all_away(folder: Path) -> None:
     )
     size = sum(parameter.numel() * 4 for parameter in engine.policy.parameters()) / MIB
     assert engine.offload.metrics()["memory/reference_freed_mib"] > 0.9 * size
-    engine.update(make_batch(engine), ["push"])
+    engine.learner.update(make_batch(engine), ["push"])
     acting = rss()
     with engine.train_mode():
         learning = rss()
@@ -158,7 +158,7 @@ def learn_in_shards(line: Connection, rank: int, folder: Path, setting: Offload)
         settings = {"offload": setting, "parallel": ParallelConfig(backend=ParallelBackend.fsdp)}
         engine = make_engine(engine=settings, kl_coef=0.1, folder=folder, ranks=ranks)
         for _ in range(2):
-            engine.update(make_batch(engine), ["push"])
+            engine.learner.update(make_batch(engine), ["push"])
         kept = state(engine)
         if setting is not Offload.none:
             assert all(away(engine, "optimizer")) and len(away(engine, "optimizer")) >= 8
@@ -167,7 +167,7 @@ def learn_in_shards(line: Connection, rank: int, folder: Path, setting: Offload)
             torch.save(kept, folder / f"state-{setting}")
         ranks.barrier()
         engine.load_state_dict(torch.load(folder / f"state-{setting}", weights_only=True))
-        engine.update(make_batch(engine), ["push"])
+        engine.learner.update(make_batch(engine), ["push"])
         return [parameter.to_local().detach().numpy().tobytes() for parameter in engine.policy.parameters()]
 
 

@@ -9,13 +9,13 @@ import engines
 import numpy as np
 import pytest
 import torch
+from learning import LearningEngine, learning_engine
 from tensordict import TensorDict
 from vla import CHUNK, SPEC, make_oft
 
 from embodyrl.algorithms.columns import Bound, logprobs_at_level
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import (
-    AlgorithmConfig,
     Device,
     EngineConfig,
     Level,
@@ -26,8 +26,8 @@ from embodyrl.config.schema import (
     Precision,
     Proximal,
 )
-from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import Observation
+from embodyrl.methods.on_policy.config import OnPolicyConfig
 from embodyrl.models import Policy, build_policy
 from embodyrl.models.pi.config import ScratchConfig
 from embodyrl.registry import LOSSES, SupportedModel
@@ -47,26 +47,25 @@ def tiny_pi0() -> Policy:
 MODELS = {"pi0": tiny_pi0, "oft": make_oft}
 
 
-def make_engine(policy: Policy, *, algorithm: dict[str, Any] | None = None, **engine: Any) -> HybridEngine:
+def make_engine(policy: Policy, *, algorithm: dict[str, Any] | None = None, **engine: Any) -> LearningEngine:
     settings: dict[str, Any] = {"minibatches": 3, "epochs": 1, "logprob_level": Level.action, "value_coef": 0.0}
     settings |= algorithm or {}
     loss = settings.pop("loss", "ppo")
-    return HybridEngine(
+    return learning_engine(
         policy,
         config=EngineConfig(
             device=Device.cpu, **{"precision": Precision.bfloat16, "optimizer": OptimizerConfig(lr=1e-3)} | engine
         ),
-        algorithm=AlgorithmConfig(name="ppo", loss=build_section(LossConfig, {"name": loss}), **settings),
-        loss=LOSSES.load(loss),
+        algorithm=OnPolicyConfig(name="ppo", loss=build_section(LossConfig, {"name": loss}), **settings),
         iterations=4,
         seed=1,
     )
 
 
-def rollout(engine: HybridEngine) -> TensorDict:
+def rollout(engine: LearningEngine) -> TensorDict:
     """Decisions of the engine's policy, `SLOTS` at a time, as a rollout takes them."""
     draw, parts = np.random.default_rng(0), []
-    level = engine.algorithm.logprob_level
+    level = engine.learner.algorithm.logprob_level
     for number in range(DECISIONS):
         seen = Observation(
             images=draw.integers(0, 256, (SLOTS, 1, 32, 32, 3), dtype=np.uint8),
@@ -99,7 +98,7 @@ def rollout(engine: HybridEngine) -> TensorDict:
 
 def first_error(model: str, how: OldLogprobs, *, algorithm: dict[str, Any] | None = None, **engine: Any) -> float:
     made = make_engine(MODELS[model](), algorithm={"old_logprobs": how} | (algorithm or {}), **engine)
-    return made.update(rollout(made), TASK_DESCRIPTIONS)[ERROR]
+    return made.learner.update(rollout(made), TASK_DESCRIPTIONS)[ERROR]
 
 
 def test_in_bfloat16_ratios_of_the_rollout_start_elsewhere() -> None:
@@ -133,7 +132,7 @@ def test_ratios_to_log_probs_that_are_computed_again_start_at_exactly_one(model:
 def test_a_single_step_is_taken_at_ratio_one(model: str) -> None:
     """With one minibatch every ratio of the update is that of the unchanged policy."""
     engine = make_engine(MODELS[model](), algorithm={"old_logprobs": OldLogprobs.recompute, "minibatches": 1})
-    metrics = engine.update(rollout(engine), TASK_DESCRIPTIONS)
+    metrics = engine.learner.update(rollout(engine), TASK_DESCRIPTIONS)
     assert metrics["train/ratio"] == metrics["train/ratio_max"] == 1.0
     assert metrics["train/approx_kl"] == metrics["train/clip_fraction"] == 0.0
 
@@ -148,8 +147,8 @@ def test_the_proximal_policy_starts_at_exactly_one() -> None:
         return loss(**columns)
 
     engine = make_engine(tiny_pi0(), algorithm={"loss": "decoupled_ppo", "proximal": Proximal.recompute})
-    engine.loss = Bound(noting, engine.algorithm.loss)
-    engine.update(rollout(engine), TASK_DESCRIPTIONS)
+    engine.learner.loss = Bound(noting, engine.learner.algorithm.loss)
+    engine.learner.update(rollout(engine), TASK_DESCRIPTIONS)
     assert seen[0] == 0.0 and seen[1] > 0.0
 
 
@@ -160,7 +159,7 @@ def test_decisions_of_an_earlier_policy_keep_their_log_probs_and_are_no_error() 
     batch["version"][:4] = 2
     batch["old_logprobs"][:4] -= 1.0
     batch["old_logprobs"][4:] -= 5.0  # of this policy: computed again
-    metrics = engine.update(batch, ["push"])
+    metrics = engine.learner.update(batch, ["push"])
     assert metrics[ERROR] == 0.0
     assert metrics["train/ratio_max"] == pytest.approx(float(torch.tensor(1.0).exp()), rel=1e-5)
 
@@ -168,9 +167,11 @@ def test_decisions_of_an_earlier_policy_keep_their_log_probs_and_are_no_error() 
 def test_the_error_is_that_of_the_first_minibatch_alone() -> None:
     engine = engines.make_engine(optimizer=OptimizerConfig(lr=0.1))
     batch = engines.make_batch(engine)
-    metrics = engine.update(batch, ["push"])
+    metrics = engine.learner.update(batch, ["push"])
     assert metrics["train/ratio_max"] > 1.01, "the policy moved"
     assert metrics[ERROR] < 1e-5
     batch = engines.make_batch(engine)
     batch["old_logprobs"] -= 0.5
-    assert engine.update(batch, ["push"])[ERROR] == pytest.approx(float(torch.tensor(0.5).exp()) - 1.0, rel=1e-4)
+    assert engine.learner.update(batch, ["push"])[ERROR] == pytest.approx(
+        float(torch.tensor(0.5).exp()) - 1.0, rel=1e-4
+    )

@@ -180,7 +180,7 @@ def test_an_update_of_a_small_policy_is_bit_for_bit_that_of_torch() -> None:
     assert isinstance(small.optimizer.inner, SmallAdamW)
     before = weights(plain)
     for _ in range(3):
-        metrics = [engine.update(make_batch(engine), ["push"]) for engine in (small, plain)]
+        metrics = [engine.learner.update(make_batch(engine), ["push"]) for engine in (small, plain)]
         assert metrics[0] == metrics[1]
     assert torch.equal(weights(small), weights(plain)) and not torch.equal(weights(plain), before)
 

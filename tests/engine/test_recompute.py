@@ -38,7 +38,7 @@ def gradients(engine: HybridEngine) -> tuple[torch.Tensor, int]:
 
     columns = to_columns(vla.make_batch(engine), engine.device)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        total = engine._loss(columns, vla.TASK_DESCRIPTIONS, 1.0, 6)
+        total = engine.learner._loss(columns, vla.TASK_DESCRIPTIONS, 1.0, 6)
         bytes_kept = sum(kept.values())
         total.loss.backward()
     found = [parameter.grad.flatten() for parameter in engine.optimizer.parameters if parameter.grad is not None]

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from learning import LearningEngine, learning_engine
 from torch import Tensor
 
-from embodyrl.algorithms.off_policy_options import CriticsConfig, OffPolicyConfig, SACConfig, TemperatureConfig
 from embodyrl.config.schema import CriticUse, EngineConfig, OptimizerConfig
-from embodyrl.engine.critics import Critics
-from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.soft import Minibatch
 from embodyrl.envs import ActionField, SimulatorSpec
+from embodyrl.methods.replay.config import CriticsConfig
+from embodyrl.methods.replay.critics import Critics
+from embodyrl.methods.sac.config import OffPolicyConfig, SACConfig, TemperatureConfig
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.mlp.options import Distribution, MLPConfig
 from embodyrl.models.mlp.policy import MLPPolicy
-from embodyrl.registry import LOSSES
+from embodyrl.rollout.replay import Minibatch
 
 S, D, C, M = 3, 2, 2, 32
 SPEC = SimulatorSpec(
@@ -32,18 +32,17 @@ SPEC = SimulatorSpec(
 )
 
 
-def make_engine(seed: int = 1, head: Distribution = Distribution.squashed, **changes: Any) -> HybridEngine:
+def make_engine(seed: int = 1, head: Distribution = Distribution.squashed, **changes: Any) -> LearningEngine:
     torch.manual_seed(0)
     options: dict[str, Any] = {
         "critics": CriticsConfig(hidden_sizes=[16, 16]),
         "temperature": TemperatureConfig(initial=0.1),
     }
     policy = MLPPolicy(MLPConfig(name="mlp", hidden_sizes=[16], head=head), SPEC, C)
-    return HybridEngine(
+    return learning_engine(
         policy,
         config=EngineConfig(optimizer=changes.pop("optimizer", OptimizerConfig(lr=1e-2, max_grad_norm=100.0))),
         algorithm=SACConfig(name="sac", off_policy=OffPolicyConfig(**(options | changes))),
-        loss=LOSSES.load("ppo"),
         iterations=10,
         seed=seed,
     )
@@ -69,20 +68,20 @@ def minibatch(seed: int = 5, size: int = M) -> Minibatch:
     )
 
 
-def weights(engine: HybridEngine) -> dict[str, Tensor]:
-    assert engine.soft is not None
-    parts = {"policy": engine.policy, "critics": engine.soft.critics, "targets": engine.soft.targets}
+def weights(engine: LearningEngine) -> dict[str, Tensor]:
+    assert engine.learner is not None
+    parts = {"policy": engine.policy, "critics": engine.learner.critics, "targets": engine.learner.targets}
     named = ((f"{part}.{name}", each) for part, module in parts.items() for name, each in module.named_parameters())
     return {name: each.detach().clone() for name, each in named} | {
-        "temperature": engine.soft.log_temperature.detach().clone()
+        "temperature": engine.learner.log_temperature.detach().clone()
     }
 
 
-def learn(engine: HybridEngine, *minibatches: Minibatch) -> dict[str, float]:
-    return engine.improve(minibatches)
+def learn(engine: LearningEngine, *minibatches: Minibatch) -> dict[str, float]:
+    return engine.learner.learn(minibatches)
 
 
-def moved(engine: HybridEngine, before: dict[str, Tensor]) -> set[str]:
+def moved(engine: LearningEngine, before: dict[str, Tensor]) -> set[str]:
     return {name.partition(".")[0] for name, each in weights(engine).items() if not torch.equal(each, before[name])}
 
 
@@ -98,7 +97,7 @@ def test_everything_learns() -> None:
 def test_it_is_given_a_value_by_a_single_decision() -> None:
     """With gamma 0 the value of an action is its reward, and the policy finds the best one."""
     engine = make_engine(temperature=TemperatureConfig(initial=1e-3, learn=False))
-    engine.soft.algorithm = dataclasses.replace(engine.soft.algorithm, gamma=0.0)  # type: ignore[union-attr]
+    engine.learner.algorithm = dataclasses.replace(engine.learner.algorithm, gamma=0.0)  # type: ignore[union-attr]
     best, many = torch.tensor([0.5, -0.5]), []
     for number in range(400):
         batch = minibatch(number, 64)
@@ -119,7 +118,7 @@ def test_gradients_of_critics_are_not_clipped_with_those_of_the_policy_nor_the_o
     steps: dict[float, dict[str, Tensor]] = {}
     for scale in (1.0, 1e3):
         engine = make_engine(optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=1e9))
-        soft = engine.soft
+        soft = engine.learner
         assert soft is not None
         steps[scale] = {}
         for name, optimizer in soft.optimizers.items():
@@ -140,11 +139,11 @@ def test_gradients_of_critics_are_not_clipped_with_those_of_the_policy_nor_the_o
 
 def test_the_policys_loss_leaves_no_gradient_with_the_critics() -> None:
     engine = make_engine()
-    soft = engine.soft
+    soft = engine.learner
     assert soft is not None
     learn(engine, minibatch())
     soft.optimizers["critic"].clear()
-    looked = soft._look(minibatch(6))
+    looked = soft.encode(minibatch(6))
     soft._learn_actor(minibatch(6), looked, torch.zeros(M, C * D))
     assert not any(bool(each.grad.any()) for each in soft.critics.parameters() if each.grad is not None)
 
@@ -214,12 +213,11 @@ def test_every_number_of_the_algorithm_is_read(name: str) -> None:
     losses = []
     for change in ({}, {name: value}):
         engine = make_engine()
-        algorithm = dataclasses.replace(SACConfig(name="sac", off_policy=engine.algorithm.off_policy), **change)  # type: ignore[attr-defined,arg-type]
-        engine = HybridEngine(
+        algorithm = dataclasses.replace(SACConfig(name="sac", off_policy=engine.learner.algorithm.off_policy), **change)  # type: ignore[attr-defined,arg-type]
+        engine = learning_engine(
             engine.policy,
             config=EngineConfig(),
             algorithm=algorithm,
-            loss=LOSSES.load("ppo"),
             iterations=10,
             seed=1,
         )
@@ -229,7 +227,7 @@ def test_every_number_of_the_algorithm_is_read(name: str) -> None:
 
 def test_the_critics_of_a_target_are_drawn_without_repetition() -> None:
     engine = make_engine(critics=CriticsConfig(hidden_sizes=[8], count=4, subset=2))
-    soft = engine.soft
+    soft = engine.learner
     assert soft is not None
     drawn = [tuple(soft._subset().tolist()) for _ in range(200)]  # type: ignore[union-attr]
     assert all(len(set(each)) == 2 for each in drawn)
@@ -258,7 +256,7 @@ def test_learning_leaves_statistics_and_small_deviations_are_not_magnified() -> 
     seen = torch.randn(500, S)
     seen[:, 1] = 4.0  # constant, until something moves it
     assert isinstance(engine.policy, MLPPolicy)
-    assert engine.add_to_statistics(seen, engine.policy) == 0.0
+    assert engine.learner.statistics.add(seen, engine.policy) == 0.0
     assert engine.policy.normalizer is not None
     first = copy.deepcopy(engine.policy.normalizer.state_dict())
     learn(engine, minibatch(7))
@@ -273,17 +271,17 @@ def test_what_random_actions_never_showed_can_be_told_apart_once_it_is_seen() ->
     engine = make_engine()
     assert isinstance(engine.policy, MLPPolicy)
     hanging = torch.cat([torch.full((400, 1), -1.0), torch.randn(400, 2)], 1)
-    engine.add_to_statistics(hanging, engine.policy)
+    engine.learner.statistics.add(hanging, engine.policy)
     leaning = {"proprio": torch.tensor([[0.6, 0.0, 0.0], [-0.6, 0.0, 0.0]])}
     first, second = engine.policy.encode(leaning)
     assert torch.equal(first, second), "both are clipped"
     upright = torch.cat([torch.rand(100, 1) * 2.0 - 0.7, torch.randn(100, 2)], 1)
     beyond = int((upright[:, 0] > -0.8).sum())  # ten times the smallest deviation
-    assert engine.add_to_statistics(upright, engine.policy) == pytest.approx(beyond / 300)
-    assert engine.add_to_statistics(upright, engine.policy) == 0.0
+    assert engine.learner.statistics.add(upright, engine.policy) == pytest.approx(beyond / 300)
+    assert engine.learner.statistics.add(upright, engine.policy) == 0.0
     first, second = engine.policy.encode(leaning)
     assert first[0] - second[0] > 1.0
-    assert engine.add_to_statistics(torch.zeros(0, S), engine.policy) == 0.0, "nothing was seen"
+    assert engine.learner.statistics.add(torch.zeros(0, S), engine.policy) == 0.0, "nothing was seen"
     normalizer = engine.policy.normalizer
     assert normalizer is not None and normalizer.count == 600
     everything = torch.cat([hanging, upright, upright]).double()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parent))
 
+from learning import LearningEngine, learning_engine
 from test_soft import SPEC, C, D, M, S, minibatch
 
 from embodyrl.algorithms.off_policy import (
@@ -25,41 +26,33 @@ from embodyrl.algorithms.off_policy import (
     imitation_losses,
     implicit_targets,
 )
-from embodyrl.algorithms.off_policy_options import (
-    CriticsConfig,
-    DemonstratedConfig,
-    ImitationConfig,
-    ImplicitConfig,
-    IQLConfig,
-    RLPDConfig,
-    TemperatureConfig,
-)
 from embodyrl.config.schema import AlgorithmConfig, CriticUse, EngineConfig, OptimizerConfig
 from embodyrl.data.batch import Batch
-from embodyrl.engine.demonstrated import DemonstratedActorCritic
-from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.implicit import ImplicitQ
-from embodyrl.engine.soft import Minibatch
 from embodyrl.envs import Observation
+from embodyrl.methods.iql.config import ImplicitConfig, IQLConfig
+from embodyrl.methods.iql.learner import ImplicitQ
+from embodyrl.methods.replay.config import CriticsConfig
+from embodyrl.methods.rlpd.config import DemonstratedConfig, ImitationConfig, RLPDConfig
+from embodyrl.methods.rlpd.learner import DemonstratedActorCritic
+from embodyrl.methods.sac.config import TemperatureConfig
 from embodyrl.models.mlp.options import Distribution, MLPConfig
 from embodyrl.models.mlp.policy import MLPPolicy
-from embodyrl.registry import LOSSES
+from embodyrl.rollout.replay import Minibatch
 
 
-def make(algorithm: AlgorithmConfig, seed: int = 1) -> HybridEngine:
+def make(algorithm: AlgorithmConfig, seed: int = 1) -> LearningEngine:
     torch.manual_seed(0)
     policy = MLPPolicy(MLPConfig(name="mlp", hidden_sizes=[16], head=Distribution.squashed), SPEC, C)
-    return HybridEngine(
+    return learning_engine(
         policy,
         config=EngineConfig(optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=100.0)),
         algorithm=algorithm,
-        loss=LOSSES.load("ppo"),
         iterations=10,
         seed=seed,
     )
 
 
-def rlpd(imitation: dict[str, Any] | None = None, **changes: Any) -> HybridEngine:
+def rlpd(imitation: dict[str, Any] | None = None, **changes: Any) -> LearningEngine:
     settings: dict[str, Any] = {
         "critics": CriticsConfig(hidden_sizes=[16]),
         "temperature": TemperatureConfig(initial=0.1),
@@ -68,7 +61,7 @@ def rlpd(imitation: dict[str, Any] | None = None, **changes: Any) -> HybridEngin
     return make(RLPDConfig(name="rlpd", off_policy=DemonstratedConfig(**(settings | changes))))
 
 
-def iql(**changes: Any) -> HybridEngine:
+def iql(**changes: Any) -> LearningEngine:
     settings: dict[str, Any] = {"critics": CriticsConfig(hidden_sizes=[16])}
     return make(IQLConfig(name="iql", off_policy=ImplicitConfig(**(settings | changes))))
 
@@ -82,14 +75,14 @@ def labelled(seed: int = 5, every: int = 2) -> Minibatch:
     return batch
 
 
-def weights(engine: HybridEngine) -> dict[str, Tensor]:
-    assert engine.soft is not None
-    state = {"policy": dict(engine.policy.state_dict()), "critics": dict(engine.soft.critics.state_dict())}
+def weights(engine: LearningEngine) -> dict[str, Tensor]:
+    assert engine.learner is not None
+    state = {"policy": dict(engine.policy.state_dict()), "critics": dict(engine.learner.critics.state_dict())}
     return {f"{part}.{name}": each.clone() for part, named in state.items() for name, each in named.items()}
 
 
-def learned(engine: HybridEngine, *batches: Minibatch) -> dict[str, Tensor]:
-    engine.improve(batches)
+def learned(engine: LearningEngine, *batches: Minibatch) -> dict[str, Tensor]:
+    engine.learner.learn(batches)
     return weights(engine)
 
 
@@ -139,8 +132,8 @@ def test_targets_and_weights_of_implicit_q_learning() -> None:
 def test_every_number_of_imitation_is_read(imitation: dict[str, Any], changes: dict[str, Any]) -> None:
     found = []
     for one in (rlpd(), rlpd(imitation, **changes)):
-        assert one.soft is not None
-        one.soft.after_imitation()
+        assert one.learner is not None
+        one.learner.keep_cloned()
         found.append(learned(one, labelled(1), labelled(2), labelled(3)))
     assert any(not torch.equal(each, found[1][name]) for name, each in found[0].items() if "actor" in name)
 
@@ -163,8 +156,8 @@ def test_a_policy_that_imitates_much_becomes_what_was_demonstrated_and_one_that_
     moved = []
     for coefficient in (0.0, 1000.0):
         engine = rlpd({"coef": 0.0, "cloned_coef": coefficient})
-        assert engine.soft is not None
-        engine.soft.after_imitation()
+        assert engine.learner is not None
+        engine.learner.keep_cloned()
         first = engine.policy.mode(features).detach()  # type: ignore[operator]
         learned(engine, *map(minibatch, range(30)))
         moved.append((engine.policy.mode(features) - first).abs().mean().item())  # type: ignore[operator]
@@ -173,15 +166,15 @@ def test_a_policy_that_imitates_much_becomes_what_was_demonstrated_and_one_that_
 
 def test_a_resumed_engine_stays_near_the_same_policy() -> None:
     whole = rlpd({"cloned_coef": 2.0})
-    assert whole.soft is not None
-    whole.soft.after_imitation()
+    assert whole.learner is not None
+    whole.learner.keep_cloned()
     learned(whole, labelled(1), labelled(2))
     again = rlpd({"cloned_coef": 2.0})
     again.policy.load_state_dict(whole.policy.state_dict())
     again.load_state_dict(copy.deepcopy(whole.state_dict()))
     wanted = learned(whole, labelled(3))
     assert all(torch.equal(each, wanted[name]) for name, each in learned(again, labelled(3)).items())
-    learner = again.soft
+    learner = again.learner
     assert isinstance(learner, DemonstratedActorCritic) and learner.cloned is not None
 
 
@@ -247,7 +240,7 @@ def test_the_policy_waits_until_critics_have_learned_something() -> None:
     engine = iql(critics_first=3)
     for number in range(5):
         before = weights(engine)
-        metrics = engine.improve([minibatch(number)])
+        metrics = engine.learner.learn([minibatch(number)])
         changed = {name.split(".")[0] for name, each in weights(engine).items() if not torch.equal(each, before[name])}
         assert changed == ({"critics", "policy"} if number >= 3 else {"critics"})
         assert ("train/actor_loss" in metrics) == (number >= 3) and metrics["train/updates"] == number + 1
@@ -260,7 +253,7 @@ def test_critics_never_ask_for_actions_of_the_policy() -> None:
         raise AssertionError("it draws no action")
 
     engine.policy.draw = refuse  # type: ignore[method-assign,assignment]
-    metrics = engine.improve([batch])
+    metrics = engine.learner.learn([batch])
     assert math.isfinite(metrics["train/value_loss"]) and math.isfinite(metrics["train/critic_loss"])
     assert metrics["train/weight"] > 0 and metrics["train/updates"] == 1
 
@@ -284,7 +277,7 @@ def test_the_error_of_imitation_is_that_of_the_most_likely_action() -> None:
     centre, half = policy._squashed.centre.numpy(), policy._squashed.half_width.numpy()
     unit = ((wanted - centre) / half).clip(-1, 1)
     own = (torch.cat(chosen).detach().numpy() - centre) / half
-    error, spread = engine.imitation_errors(batches)
+    error, spread = engine.learner.imitation.errors(batches)
     assert error == pytest.approx(np.square(own - unit).mean(), rel=1e-5)
     assert spread == pytest.approx(unit.var(0).mean(), rel=1e-5)
 
@@ -296,7 +289,7 @@ def test_a_resumed_engine_learns_the_same_bits() -> None:
     again.load_state_dict(copy.deepcopy(whole.state_dict()))
     wanted = learned(whole, minibatch(3))
     assert all(torch.equal(each, wanted[name]) for name, each in learned(again, minibatch(3)).items())
-    one, other = whole.soft, again.soft
+    one, other = whole.learner, again.learner
     assert isinstance(one, ImplicitQ) and isinstance(other, ImplicitQ)
     values = dict(one.values.named_parameters())
     assert all(torch.equal(each, values[name]) for name, each in other.values.named_parameters())

@@ -13,27 +13,21 @@ from torch import Tensor
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
-from embodyrl.algorithms.off_policy_options import (
-    CriticsConfig,
-    DemonstratedConfig,
-    ImitationConfig,
-    OffPolicyConfig,
-    RLPDConfig,
-    SACConfig,
-    TemperatureConfig,
-)
+from learning import LearningEngine, learning_engine
+
 from embodyrl.algorithms.shifts import draw_shifts, shifted
 from embodyrl.config.schema import EngineConfig, OptimizerConfig
 from embodyrl.data.batch import Batch
-from embodyrl.engine.demonstrated import DemonstratedActorCritic
-from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.soft import Minibatch
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.methods.replay.config import CriticsConfig
+from embodyrl.methods.rlpd.config import DemonstratedConfig, ImitationConfig, RLPDConfig
+from embodyrl.methods.rlpd.learner import DemonstratedActorCritic
+from embodyrl.methods.sac.config import OffPolicyConfig, SACConfig, TemperatureConfig
 from embodyrl.models.cnn.options import CNNConfig, Encoders
 from embodyrl.models.cnn.policy import CNNPolicy
 from embodyrl.models.mlp.options import Activation, Distribution
 from embodyrl.planning.dry_run import LiveBytes, trace
-from embodyrl.registry import LOSSES
+from embodyrl.rollout.replay import Minibatch
 
 S, D, C, M, V, H, W = 3, 2, 2, 16, 2, 20, 24
 SPEC = SimulatorSpec(
@@ -61,18 +55,17 @@ def make_policy(**model: Any) -> CNNPolicy:
     return CNNPolicy(CNNConfig(name="cnn", **(SMALL | model)), SPEC, C)
 
 
-def make_engine(seed: int = 1, model: dict[str, Any] | None = None, **changes: Any) -> HybridEngine:
+def make_engine(seed: int = 1, model: dict[str, Any] | None = None, **changes: Any) -> LearningEngine:
     options: dict[str, Any] = {
         "critics": CriticsConfig(hidden_sizes=[16]),
         "temperature": TemperatureConfig(initial=0.1),
         "augment_pixels": 2,
     }
     optimizer = changes.pop("optimizer", OptimizerConfig(lr=1e-2, max_grad_norm=100.0))
-    return HybridEngine(
+    return learning_engine(
         make_policy(**(model or {})),
         config=EngineConfig(optimizer=optimizer),
         algorithm=SACConfig(name="sac", off_policy=OffPolicyConfig(**(options | changes))),
-        loss=LOSSES.load("ppo"),
         iterations=10,
         seed=seed,
     )
@@ -106,40 +99,40 @@ def part(whole: Minibatch, places: slice) -> Minibatch:
     return dataclasses.replace(whole, columns=columns, places=whole.places[places])
 
 
-def weights(engine: HybridEngine) -> dict[str, Tensor]:
-    assert engine.soft is not None
-    parts = {"policy": engine.policy, "critics": engine.soft.critics, "targets": engine.soft.targets}
+def weights(engine: LearningEngine) -> dict[str, Tensor]:
+    assert engine.learner is not None
+    parts = {"policy": engine.policy, "critics": engine.learner.critics, "targets": engine.learner.targets}
     named = ((f"{part}.{name}", each) for part, module in parts.items() for name, each in module.named_parameters())
     return {name: each.detach().clone() for name, each in named}
 
 
-def moved(engine: HybridEngine, before: dict[str, Tensor], start: str) -> set[bool]:
+def moved(engine: LearningEngine, before: dict[str, Tensor], start: str) -> set[bool]:
     after = weights(engine)
     return {not torch.equal(after[name], each) for name, each in before.items() if name.startswith(start)}
 
 
 def test_the_encoder_learns_with_the_critics_and_not_with_the_policy() -> None:
     engine = make_engine(actor_every=2)
-    soft = engine.soft
+    soft = engine.learner
     assert soft is not None
     encoder = engine.policy.encoder_parameters()  # type: ignore[operator]
     assert encoder and not {*encoder} & {*engine.optimizer.parameters}
     assert {*encoder} < {*soft.optimizers["critic"].parameters}
     assert {*encoder} | {*engine.optimizer.parameters} == {*engine.policy.parameters()}
     before = weights(engine)
-    engine.improve([minibatch(1)])  # a step of the critics alone
+    engine.learner.learn([minibatch(1)])  # a step of the critics alone
     assert moved(engine, before, "policy.features.") == {True} and moved(engine, before, "policy.actor.") == {False}
     soft.optimizers["critic"].clear()
-    looked, before = soft._look(minibatch(2)), weights(engine)
+    looked, before = soft.encode(minibatch(2)), weights(engine)
     soft._learn_actor(minibatch(2), looked, torch.zeros(M, C * D))
     assert moved(engine, before, "policy.features.") == {False} and moved(engine, before, "policy.actor.") == {True}
     assert not any(bool(each.grad.any()) for each in encoder if each.grad is not None)
 
 
 def test_no_gradient_comes_back_through_the_targets_or_the_policys_features() -> None:
-    soft = make_engine().soft
+    soft = make_engine().learner
     assert soft is not None
-    looked = soft._look(minibatch())
+    looked = soft.encode(minibatch())
     assert looked.encoded.requires_grad and torch.equal(looked.encoded, looked.features)
     assert not looked.features.requires_grad and not looked.following.requires_grad
 
@@ -148,7 +141,7 @@ def test_gradients_of_the_encoder_are_clipped_with_those_of_the_critics() -> Non
     """A policy whose loss is a thousand times as large leaves the norm as it is."""
     norms: dict[float, dict[str, Tensor]] = {}
     for scale in (1.0, 1e3):
-        soft = (engine := make_engine()).soft
+        soft = (engine := make_engine()).learner
         assert soft is not None
         norms[scale] = {}
         for name, optimizer in soft.optimizers.items():
@@ -160,10 +153,10 @@ def test_gradients_of_the_encoder_are_clipped_with_those_of_the_critics() -> Non
             optimizer.clip = clip  # type: ignore[method-assign]
         original = soft.critics.of_actions
         soft.critics.of_actions = lambda *given, s=scale, f=original: s * f(*given)  # type: ignore[method-assign]
-        engine.improve([minibatch()])
+        engine.learner.learn([minibatch()])
     assert torch.equal(norms[1.0]["critic"], norms[1e3]["critic"])
     assert norms[1e3]["actor"] > 100 * norms[1.0]["actor"]
-    looked = soft._look(minibatch())
+    looked = soft.encode(minibatch())
     soft.optimizers["critic"].clear()
     soft.critics(looked.encoded, looked.actions).square().sum().backward()
     own = [each.grad for each in soft.critics.parameters()]
@@ -188,15 +181,14 @@ def demonstrations(count: int) -> list[Batch]:
     ]
 
 
-def make_imitator(imitation: ImitationConfig | None = None) -> HybridEngine:
+def make_imitator(imitation: ImitationConfig | None = None) -> LearningEngine:
     off_policy = DemonstratedConfig(
         critics=CriticsConfig(hidden_sizes=[16]), augment_pixels=2, imitation=imitation or ImitationConfig()
     )
-    return HybridEngine(
+    return learning_engine(
         make_policy(),
         config=EngineConfig(optimizer=OptimizerConfig(lr=1e-2)),
         algorithm=RLPDConfig(name="rlpd", off_policy=off_policy),
-        loss=LOSSES.load("ppo"),
         iterations=10,
         seed=1,
     )
@@ -206,15 +198,15 @@ def test_imitation_before_the_first_update_trains_the_encoder_too_and_goes_on_wh
     whole, half = make_imitator(), make_imitator()
     before = weights(whole)
     shown = demonstrations(4)
-    whole.imitate(shown)
+    whole.learner.imitation.learn_first(shown)
     assert moved(whole, before, "policy.") == {True} and moved(whole, before, "critics.") == {False}
-    half.imitate(shown[:2])
+    half.learner.imitation.learn_first(shown[:2])
     again = make_imitator()
     again.policy.load_state_dict(half.policy.state_dict())
     again.load_state_dict(copy.deepcopy(half.state_dict()))
-    again.imitate(shown[2:])
+    again.learner.imitation.learn_first(shown[2:])
     for engine in (whole, again):  # what imitated leaves the optimisers of the run as they were
-        engine.improve([minibatch(1), minibatch(2)])
+        engine.learner.learn([minibatch(1), minibatch(2)])
     wanted = weights(whole)
     assert all(torch.equal(each, wanted[name]) for name, each in weights(again).items())
     assert not whole.state_dict()["imitator"], "checkpoints of what follows do without its moments"
@@ -223,17 +215,17 @@ def test_imitation_before_the_first_update_trains_the_encoder_too_and_goes_on_wh
 def test_the_cloned_policy_sees_through_its_own_encoder() -> None:
     """Features move while critics learn; what the cloned policy would do must not."""
     engine = make_imitator(ImitationConfig(cloned_coef=1.0))
-    learner = engine.soft
+    learner = engine.learner
     assert isinstance(learner, DemonstratedActorCritic)
-    learner.after_imitation()
+    learner.keep_cloned()
     learner._pixels = 0
     batch = minibatch()
-    before = learner._look(batch)
+    before = learner.encode(batch)
     assert learner.cloned is not None and not bool(learner._distance(before).any())
-    wanted = learner.cloned.mode(learner._features(before.columns, of=learner.cloned))
-    engine.improve([minibatch(1), minibatch(2)])
-    after = learner._look(batch)
-    assert torch.equal(learner.cloned.mode(learner._features(after.columns, of=learner.cloned)), wanted)
+    wanted = learner.cloned.mode(learner.features(before.columns, of=learner.cloned))
+    engine.learner.learn([minibatch(1), minibatch(2)])
+    after = learner.encode(batch)
+    assert torch.equal(learner.cloned.mode(learner.features(after.columns, of=learner.cloned)), wanted)
     assert not torch.equal(after.features, before.features) and bool((learner._distance(after) > 0).all())
 
 
@@ -258,7 +250,7 @@ def test_shifts_reach_every_offset_and_differ_by_row() -> None:
 
 
 def test_what_followed_is_shifted_by_itself() -> None:
-    soft = make_engine(augment_pixels=4).soft
+    soft = make_engine(augment_pixels=4).learner
     assert soft is not None
     batch = minibatch(size=64)
     batch.columns["next_images"] = batch.columns["images"].clone()
@@ -271,7 +263,7 @@ def test_what_followed_is_shifted_by_itself() -> None:
 
 def test_shifts_do_not_depend_on_the_number_of_ranks() -> None:
     whole, halves = minibatch(), [part(minibatch(), slice(0, 5)), part(minibatch(), slice(5, None))]
-    softs = [make_engine().soft for _ in range(3)]
+    softs = [make_engine().learner for _ in range(3)]
     assert all(softs)
     wanted, *found = (
         soft._shifted(batch.columns, batch)  # type: ignore[union-attr]
@@ -284,7 +276,7 @@ def test_shifts_do_not_depend_on_the_number_of_ranks() -> None:
 def test_a_rank_without_a_row_shifts_nothing() -> None:
     engine = make_engine()
     before = weights(engine)
-    engine.improve([part(minibatch(), slice(0, 0))])
+    engine.learner.learn([part(minibatch(), slice(0, 0))])
     assert moved(engine, before, "") == {False} and engine.guard.skipped == 0
 
 
@@ -292,12 +284,12 @@ def test_a_resumed_engine_learns_the_same_bits() -> None:
     whole, half = make_engine(actor_every=2), make_engine(actor_every=2)
     batches = [minibatch(number) for number in range(5)]
     for engine in (whole, half):
-        engine.improve(batches[:3])
+        engine.learner.learn(batches[:3])
     again = make_engine(seed=9, actor_every=2)
     again.policy.load_state_dict(half.policy.state_dict())
     again.load_state_dict(copy.deepcopy(half.state_dict()))
     for engine in (whole, again):
-        engine.improve(batches[3:])
+        engine.learner.learn(batches[3:])
     wanted = weights(whole)
     assert all(torch.equal(each, wanted[name]) for name, each in weights(again).items())
 
@@ -325,7 +317,7 @@ def test_a_resumed_engine_learns_the_same_bits() -> None:
 def test_every_number_is_read(change: dict[str, Any]) -> None:
     one, other = make_engine(), make_engine(**change)
     for engine in (one, other):
-        engine.improve([minibatch(1), minibatch(2)])
+        engine.learner.learn([minibatch(1), minibatch(2)])
     found, wanted = weights(other), weights(one)
     assert found.keys() != wanted.keys() or any(
         found[name].shape != each.shape or not torch.equal(found[name], each) for name, each in wanted.items()
@@ -336,13 +328,13 @@ def test_memory_is_planned_with_the_images_of_a_minibatch() -> None:
     """The dry run counts what learning from a minibatch really allocates, beside weights and gradients."""
     size = 256
     engine, batch = make_engine(), minibatch(size=size)
-    soft = engine.soft
+    soft = engine.learner
     assert soft is not None
-    engine.improve([batch])
+    engine.learner.learn([batch])
     known = [*engine.policy.parameters(), *soft.critics.parameters(), *soft.targets.parameters()]
     known += [each.grad for each in known if each.grad is not None]
     with LiveBytes([*known, *batch.columns.values()]) as live:
-        engine.improve([batch])
+        engine.learner.learn([batch])
 
     def observe(samples: int) -> Observation:
         images = np.zeros((samples, V, H, W, 3), np.uint8)
@@ -350,7 +342,7 @@ def test_memory_is_planned_with_the_images_of_a_minibatch() -> None:
 
     with torch.device("meta"):
         policy = CNNPolicy(CNNConfig(name="cnn", **SMALL), SPEC, C)
-    critics = engine.algorithm.off_policy.critics  # type: ignore[attr-defined]
-    traced = trace(policy, observe, EngineConfig(), cuda=False, critics=critics)
+    of_method = {"learner": type(engine.learner), "algorithm": engine.learner.algorithm}
+    traced = trace(policy, observe, EngineConfig(), cuda=False, **of_method)
     assert traced.lines.learning.at(size) == pytest.approx(live.peak, rel=0.25)
     assert live.peak > 2 * size * V * H * W * 3 * 4

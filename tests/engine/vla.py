@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from learning import LearningEngine, learning_engine
 from tensordict import TensorDict
 
 from embodyrl.config.build import build_section
-from embodyrl.config.schema import AlgorithmConfig, Device, EngineConfig, Level, LossConfig, OptimizerConfig
-from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.config.schema import Device, EngineConfig, Level, LossConfig, OptimizerConfig
 from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.methods.on_policy.config import OnPolicyConfig
 from embodyrl.models import Policy, build_policy
 from embodyrl.models.openvla_oft.config import OpenVLAOFTConfig
 from embodyrl.models.prismatic.config import ScratchConfig
-from embodyrl.registry import LOSSES, SupportedModel
+from embodyrl.registry import SupportedModel
 
 for requirement in SupportedModel.entry("openvla_oft").missing():
     pytest.skip(f"needs {requirement.module}: {requirement.install}", allow_module_level=True)
@@ -55,17 +56,16 @@ def make_engine(
     loss: str = "ppo",
     algorithm: dict[str, Any] | None = None,
     **engine: Any,
-) -> HybridEngine:
-    return HybridEngine(
+) -> LearningEngine:
+    return learning_engine(
         policy or make_oft(),
         config=EngineConfig(device=Device.cpu, **{"optimizer": OptimizerConfig(lr=lr)} | engine),
-        algorithm=AlgorithmConfig(
+        algorithm=OnPolicyConfig(
             name="ppo",
             loss=build_section(LossConfig, {"name": loss}),
             **{"minibatches": 1, "epochs": 1, "logprob_level": Level.token, "kl_coef": kl_coef, "entropy_coef": 0.01}
             | (algorithm or {}),
         ),
-        loss=LOSSES.load(loss),
         iterations=4,
         seed=1,
         saved=saved,
@@ -83,7 +83,7 @@ def make_observation(size: int = 6, seed: int = 0) -> Observation:
     )
 
 
-def make_batch(engine: HybridEngine, size: int = 6) -> TensorDict:
+def make_batch(engine: LearningEngine, size: int = 6) -> TensorDict:
     """Decisions of the engine's own policy, with some advantages."""
     observation = make_observation(size)
     output = engine.act(observation, "train")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from learning import LearningEngine, learning_engine
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from standin import events
@@ -21,14 +22,14 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodyrl.config.build import build_section
-from embodyrl.config.schema import AlgorithmConfig, EngineConfig, Level, ModelConfig
+from embodyrl.config.schema import EngineConfig, Level, ModelConfig
 from embodyrl.data.batch import Batch
 from embodyrl.engine.exchange import ADDRESS
-from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.lora import merge, save_policy
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
+from embodyrl.methods.on_policy.config import OnPolicyConfig
 from embodyrl.models import PolicyObservation, build_policy
-from embodyrl.registry import LOSSES, SupportedModel
+from embodyrl.registry import SupportedModel
 
 SIZE, CHUNK, IMAGE = 4, 2, 32
 TASKS = {"push": "push the cube", "pull": "pull it"}
@@ -173,13 +174,12 @@ def make_engine(family: Family, setting: Setting, device: str, folder: Path, sav
         engine.pop("gradient_checkpointing", None)
     if device == "cpu":
         engine.pop("offload", None)  # changes no number, and on the CPU wants a disk that is no memory
-    made = HybridEngine(
+    made = learning_engine(
         build_policy(config, simulator, chunk_size=family.chunk, seed=1),
         config=build_section(EngineConfig, engine),
-        algorithm=AlgorithmConfig(
+        algorithm=OnPolicyConfig(
             name="ppo", epochs=2, minibatches=2, logprob_level=Level.token, entropy_coef=0.01, **setting.algorithm
         ),
-        loss=LOSSES.load("ppo"),
         iterations=4,
         seed=1,
         saved=saved,
@@ -199,7 +199,7 @@ def observe(family: Family) -> Observation:
     )
 
 
-def make_batch(engine: HybridEngine, observation: Observation) -> TensorDict:
+def make_batch(engine: LearningEngine, observation: Observation) -> TensorDict:
     """Return decisions of the engine's own policy as a rollout's batch, on the CPU."""
     output, chunk = engine.act(observation, "train"), engine.policy.spec.chunk_size
     entries = (SIZE, chunk, output.logprobs.shape[1] // chunk)
@@ -222,7 +222,7 @@ def make_batch(engine: HybridEngine, observation: Observation) -> TensorDict:
     return TensorDict(columns, [SIZE])
 
 
-def leave_large(engine: HybridEngine, batch: TensorDict) -> TensorDict:
+def leave_large(engine: LearningEngine, batch: TensorDict) -> TensorDict:
     """Return a batch whose images and traces are fetched when they are learned from."""
     large = {f"trace/{name}": column for name, column in batch["trace"].items()}
     large |= {"images": batch["images"]} if "images" in batch else {}
@@ -246,7 +246,9 @@ def play(family: Family, setting: Setting, device: str, folder: Path) -> Result:
         # By a policy of its own where there was RL: a run does either.
         learner = make_engine(family, setting, device, folder)[1] if family.samples else engine
         actions = np.random.default_rng(3).uniform(-1, 1, (SIZE, engine.policy.spec.chunk_size, 2))
-        result.metrics("sft", learner.sft_step([Batch(observation=observation, actions=actions.astype(np.float32))]))
+        result.metrics(
+            "sft", learner.learner.imitation.learn([Batch(observation=observation, actions=actions.astype(np.float32))])
+        )
         for name, parameter in learner.policy.named_parameters():
             result.take(f"imitating {name}", parameter)
 
@@ -269,7 +271,7 @@ def play(family: Family, setting: Setting, device: str, folder: Path) -> Result:
     return result
 
 
-def act(engine: HybridEngine, observation: Observation, result: Result, modes: list[Any]) -> None:
+def act(engine: LearningEngine, observation: Observation, result: Result, modes: list[Any]) -> None:
     """Choose actions: by the engine, and by the policy alone, which is what a CUDA graph would record."""
     for mode in modes:
         before = events.SEEN.copy()
@@ -277,7 +279,7 @@ def act(engine: HybridEngine, observation: Observation, result: Result, modes: l
         result.counts["decision"] = Counted.since(before)
         for name in ("actions", "logprobs", "values"):
             result.take(f"{name} {mode}", getattr(output, name))
-        with engine.rollout_mode(), torch.inference_mode(), engine._computing:
+        with engine.rollout_mode(), torch.inference_mode(), engine.computing:
             inputs = engine.policy.preprocess(PolicyObservation.of(observation))
             generator = torch.Generator(engine.device).manual_seed(5)
             before = events.SEEN.copy()
@@ -286,7 +288,7 @@ def act(engine: HybridEngine, observation: Observation, result: Result, modes: l
     roll_out(engine, observation, result, modes[0])
 
 
-def roll_out(engine: HybridEngine, observation: Observation, result: Result, mode: Any) -> None:
+def roll_out(engine: LearningEngine, observation: Observation, result: Result, mode: Any) -> None:
     """Make decisions one after the other. On a GPU the second is recorded as a graph, and the third is its replay."""
     noise = torch.Generator(engine.device).manual_seed(7)
     with engine.rollout_mode():
@@ -301,7 +303,7 @@ def roll_out(engine: HybridEngine, observation: Observation, result: Result, mod
             assert len(engine.graphs._recorded) == 1
 
 
-def update(engine: HybridEngine, batch: TensorDict, result: Result) -> None:
+def update(engine: LearningEngine, batch: TensorDict, result: Result) -> None:
     """Make an update. An optimiser step is counted from the end of the backward pass before it to the end of its own:
     what an update does once is not part of it."""
     begins: list[Counter[Any]] = []
@@ -313,13 +315,13 @@ def update(engine: HybridEngine, batch: TensorDict, result: Result) -> None:
 
     engine.optimizer_step = counted
     before = events.SEEN.copy()
-    result.metrics("update", engine.update(batch, DESCRIPTIONS))
+    result.metrics("update", engine.learner.update(batch, DESCRIPTIONS))
     result.counts["update"] = Counted.since(before)
     seen = begins[-1] - begins[-2]
     result.counts["optimiser step"] = Counted(*events.totals(seen), events.lines(seen))
 
 
-def check_places(engine: HybridEngine, device: str) -> None:
+def check_places(engine: LearningEngine, device: str) -> None:
     """Raise an error if a part of the policy is not where the engine is."""
     for name, tensor in [*engine.policy.named_parameters(), *engine.policy.named_buffers()]:
         if tensor.device.type != device:

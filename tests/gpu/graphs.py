@@ -18,12 +18,11 @@ from standin.device import gpu
 from torch import Tensor
 
 from embodyrl.config.build import build_section
-from embodyrl.config.schema import AlgorithmConfig, EngineConfig, ModelConfig
+from embodyrl.config.schema import EngineConfig, ModelConfig
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models.mlp.policy import MLPPolicy
 from embodyrl.models.policy import ActOutput, Inputs
-from embodyrl.registry import LOSSES
 
 Work = Callable[[Tensor, torch.Generator], Any]
 
@@ -128,8 +127,6 @@ def decide(kind: type[MLPPolicy], graphs: bool) -> tuple[list[Tensor], dict[str,
     engine = HybridEngine(
         kind(build_section(ModelConfig, {"name": "mlp"}), spec, 1),
         config=build_section(EngineConfig, {"device": "cuda", "cuda_graphs": graphs}),
-        algorithm=AlgorithmConfig(name="ppo"),
-        loss=LOSSES.load("ppo"),
         iterations=1,
         seed=1,
     )

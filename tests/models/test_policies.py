@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from learning import PPO
 from slow import only_slow
 
 from embodyrl.checking.policies import PROMISES, PolicyBench
@@ -443,7 +444,7 @@ def test_its_size_is_known_without_weights(case: Case) -> None:
     task_description = next(iter(case.simulator.tasks.values()))
     assert blank.tokens_per_observation(task_description) == real.tokens_per_observation(task_description)
     assert (blank.tokens_per_observation(task_description) > 0) == SupportedModel.entry(case.model).blocks
-    traced = trace(blank, case.simulated, EngineConfig(), cuda=False)
+    traced = trace(blank, case.simulated, EngineConfig(), cuda=False, **PPO)
     assert traced.lines.learning.slope >= traced.lines.deciding.slope > 0
     decision = real.act(real.preprocess(case.observation(4)), "eval")
     assert traced.entries == decision.logprobs.shape[1]

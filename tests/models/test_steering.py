@@ -15,19 +15,21 @@ import torch
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
-from embodyrl.algorithms.off_policy_options import CriticsConfig, DSRLConfig, SteeredConfig, TemperatureConfig
-from embodyrl.algorithms.off_policy_sizes import fields_of
+from learning import LearningEngine, learning_engine
+
 from embodyrl.config import load_config
 from embodyrl.config.schema import EngineConfig, OptimizerConfig
-from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.lora import save_policy
-from embodyrl.engine.soft import Minibatch
 from embodyrl.envs import ActionField, SimulatorSpec
+from embodyrl.methods.dsrl.config import DSRLConfig, SteeredConfig
+from embodyrl.methods.replay.config import CriticsConfig
+from embodyrl.methods.sac.config import TemperatureConfig
 from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_policy
 from embodyrl.models.flow.config import SteeringConfig
 from embodyrl.models.flow.steering import SteeredPolicy
 from embodyrl.models.saved import STEERING_FILE
-from embodyrl.registry import LOSSES, SupportedModel, load_target
+from embodyrl.registry import SupportedModel, load_target
+from embodyrl.rollout.replay import Minibatch
 
 C, D, CHUNKS = 2, 4, 4
 SPEC = SimulatorSpec(
@@ -183,15 +185,14 @@ def test_sizes_are_known_without_building_the_model(saved: tuple[str, Path]) -> 
     assert load_target(entry.flow)(options(name, checkpoint=str(folder)), C) == policy.base.sizes
 
 
-def engine_of(policy: SteeredPolicy) -> HybridEngine:
+def engine_of(policy: SteeredPolicy) -> LearningEngine:
     settings = SteeredConfig(
         critics=CriticsConfig(hidden_sizes=[16]), temperature=TemperatureConfig(initial=0.1), steering=policy.config
     )
-    return HybridEngine(
+    return learning_engine(
         policy,
         config=EngineConfig(optimizer=OptimizerConfig(lr=1e-2)),
         algorithm=DSRLConfig(name="dsrl", off_policy=settings),
-        loss=LOSSES.load("ppo"),
         iterations=10,
         seed=1,
     )
@@ -220,13 +221,13 @@ def test_only_the_small_networks_learn_and_the_frozen_one_is_never_run(
 ) -> None:
     policy = begun(steered(pi0))
     engine = engine_of(policy)
-    assert engine.soft is not None
-    learned = {id(each) for optimizer in engine.soft.optimizers.values() for each in optimizer.parameters}
+    assert engine.learner is not None
+    learned = {id(each) for optimizer in engine.learner.optimizers.values() for each in optimizer.parameters}
     assert not learned & {id(each) for each in policy.base.parameters()}
     assert {id(each) for each in policy.steering.parameters()} == {id(each) for each in engine.optimizer.parameters}
     before = {name: each.detach().clone() for name, each in policy.named_parameters()}
     monkeypatch.setattr(type(policy.base), "condition", lambda *_: pytest.fail("learning looks at an image"))
-    metrics = engine.improve([minibatch(policy)] * 3)
+    metrics = engine.learner.learn([minibatch(policy)] * 3)
     assert np.isfinite(metrics["train/critic_loss"]) and metrics["train/updates"] == 3
     moved = {name for name, each in policy.named_parameters() if not torch.equal(each, before[name])}
     assert moved == {name for name in before if name.startswith("steering.actor.")}
@@ -273,7 +274,7 @@ def test_columns_of_the_replay_follow_from_the_settings(pi0: Path) -> None:
     policy = steered(pi0)
     algorithm = DSRLConfig(name="dsrl", off_policy=SteeredConfig(steering=SteeringConfig(rows=3)))
     config = dataclasses.replace(config, algorithm=algorithm, rollout=dataclasses.replace(config.rollout, chunk_size=C))
-    fields = fields_of(config, proprio_dim=5, action_dim=D, flow=policy.base.sizes)
+    fields = config.algorithm.fields(config, proprio_dim=5, action_dim=D, flow=policy.base.sizes)
     assert fields["features"].shape == (policy.feature_dim,) and fields["features"].observed
     assert fields["features"].dtype is np.float16 and fields["noise"].shape == (3, D)
     assert not {"images", "proprio", "actions"} & fields.keys()

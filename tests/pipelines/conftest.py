@@ -46,7 +46,7 @@ def run() -> Callable[..., Iteration]:
     """Runs stages once; returns the iteration."""
 
     def run_once(*stages: Stage) -> Iteration:
-        iteration = Iteration(config=None, components=None, collector=None, engine=None)  # type: ignore[arg-type]
+        iteration = Iteration(config=None, learner=None, collector=None, engine=None)  # type: ignore[arg-type]
         Pipeline(stages).run(iteration)
         return iteration
 

@@ -12,9 +12,11 @@ import markupsafe
 import programs
 import pytest
 
-from embodyrl.algorithms.off_policy_options import ImplicitConfig, IQLConfig
 from embodyrl.config import ConfigError, load_config
-from embodyrl.config.schema import AlgorithmConfig, InsertedStage, PipelineConfig
+from embodyrl.config.rules import replay_of
+from embodyrl.config.schema import InsertedStage, PipelineConfig
+from embodyrl.methods.iql.config import ImplicitConfig, IQLConfig
+from embodyrl.methods.on_policy.config import OnPolicyConfig
 from embodyrl.pipelines.pipeline import RESOURCES, build_pipeline, plain
 from embodyrl.registry import ALGORITHMS, STAGES
 
@@ -65,11 +67,11 @@ def test_every_built_in_algorithm_can_be_built_and_loads_its_stages() -> None:
     usual = load_config("experiment/gym_pendulum").config
     for entry in ALGORITHMS.entries():
         if entry.source == "built-in":
-            options: Any = entry.load_options() or AlgorithmConfig
+            options: Any = entry.load_options() or OnPolicyConfig
             config = dataclasses.replace(usual, algorithm=options(name=entry.name))
             stages = entry.load()(config)
             first = {"sft": "update", "reward_classifier": "update", "iql": "offline"}.get(entry.name, "rollout")
-            last = "improve" if entry.off_policy else "update"
+            last = "improve" if replay_of(config) is not None else "update"
             assert stages[0].name == first and stages[-1].name == last
             assert all(callable(stage.load()) for stage in stages)
 

@@ -20,9 +20,8 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import SINGLE_PROCESS
 from embodyrl.envs.manager import EnvManager
 from embodyrl.errors import UserError
-from embodyrl.pipelines.pipeline import Iteration
-from embodyrl.pipelines.stages import (
-    Components,
+from embodyrl.methods.on_policy.learner import OnPolicyLearner
+from embodyrl.methods.on_policy.stages import (
     chunks_to_learn_from,
     episode_embeddings,
     estimate_advantages,
@@ -31,11 +30,12 @@ from embodyrl.pipelines.stages import (
     shape_rewards,
     update,
 )
+from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS, Registry
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import Rollout
 from embodyrl.rollout.rollouts import Rollouts
-from embodyrl.runner.build import build_engine
+from embodyrl.runner.build import build_method
 from embodyrl.runner.share import EnvShare, OwnRollouts
 
 SMALL = [
@@ -102,6 +102,7 @@ class Idle:
     """Stands for the engine where none of its numbers matter."""
 
     exchange = Exchange(SINGLE_PROCESS)
+    ranks, policy, device = SINGLE_PROCESS, None, torch.device("cpu")
 
     def rollout_mode(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -113,12 +114,16 @@ def iteration_of(config: Config, *batches: TrajectoryBatch) -> Iteration:
     return begun(config, collector, Idle(), collector.collect())  # type: ignore[arg-type]
 
 
+def method_of(config: Config, engine: Any = None) -> OnPolicyLearner:
+    """The method that a config names."""
+    return OnPolicyLearner(engine or Idle(), config.algorithm, None)  # type: ignore[arg-type]
+
+
 def begun(config: Config, collector: Rollouts, engine: HybridEngine, first: Rollout) -> Iteration:
     """An iteration of these parts, with this rollout."""
-    components = Components.of(config.algorithm)
     return Iteration(
         config=config,
-        components=components,
+        learner=method_of(config, engine),
         collector=collector,
         engine=engine,
         batch=first.batch,
@@ -178,8 +183,12 @@ def test_an_iteration_without_a_group_learns_nothing_and_goes_on() -> None:
         assert iteration.metrics["train/epochs"] == 0
 
 
+def chunks(batch: TrajectoryBatch, config: Config) -> Any:
+    return chunks_to_learn_from(batch, method_of(config).algorithm, config.rollout.num_chunks)
+
+
 def kept_of(batch: TrajectoryBatch, config: Config) -> TrajectoryBatch:
-    return informative_groups(batch, Components.of(config.algorithm).filter, config.rollout.group_size)
+    return informative_groups(batch, method_of(config).filter, config.rollout.group_size)
 
 
 def test_lost_episodes_do_not_make_a_group_informative() -> None:
@@ -389,7 +398,7 @@ def test_what_the_engine_learns_from_at_each_level(level: str, counted: int) -> 
     shape_rewards(iteration)
     estimate_advantages(iteration)
     assert iteration.batch is not None
-    decisions = chunks_to_learn_from(iteration.batch, config)
+    decisions = chunks(iteration.batch, config)
     shape = {"chunk": (2,), "action": (2, 2), "token": (2, 2, 2)}[level]
     for name in ("old_logprobs", "advantages", "valid", "weights"):
         assert decisions[name].shape == shape, name
@@ -409,7 +418,7 @@ def manager() -> Iterator[EnvManager]:
 def test_dynamic_sampling_on_a_real_simulator(manager: EnvManager) -> None:
     """Every group of Pendulum differs in its total reward, so one rollout is enough and nothing is left over."""
     config = config_of(*DAPO, "algorithm.filter.metric=total_reward")
-    engine = build_engine(config, manager, weights=None)
+    engine = build_method(config, manager, weights=None).engine
     collector = OwnRollouts(EnvShare(config, manager, engine))
     first = collector.collect()
     iteration = begun(config, collector, engine, first)
@@ -438,7 +447,7 @@ def test_episodes_with_one_return_change_no_weight(manager: EnvManager, algorith
     same engine afterwards moves them."""
     changes = [f"algorithm={algorithm}", "rollout.group_size=4", "engine.optimizer.lr=0.1"]
     config = config_of(*changes, *ONE_RETURN.get(rewards, []))
-    engine = build_engine(config, manager, weights=None)
+    engine = build_method(config, manager, weights=None).engine
     collector = OwnRollouts(EnvShare(config, manager, engine))
     first = collector.collect()
     ordinary = first.batch["rewards"].clone()
@@ -458,10 +467,10 @@ def test_episodes_with_one_return_change_no_weight(manager: EnvManager, algorith
     assert not first.batch["advantages"].any()
     update(iteration)
     assert iteration.metrics["train/epochs"] == 0
-    engine.update(chunks_to_learn_from(first.batch, config), first.batch.task_descriptions)  # not even when asked to
+    iteration.learner.update(chunks(first.batch, config), first.batch.task_descriptions)  # not even when asked to
     assert bits_of(engine) == before
     first.batch["advantages"] = ordinary.sum(2)
-    engine.update(chunks_to_learn_from(first.batch, config), first.batch.task_descriptions)
+    iteration.learner.update(chunks(first.batch, config), first.batch.task_descriptions)
     assert bits_of(engine) != before
 
 

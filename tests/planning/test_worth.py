@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from embodyrl.algorithms.off_policy_sizes import critic_weights
 from embodyrl.config import load_config
-from embodyrl.engine.onlooker import CODE_SIZE, EYE, LARGEST_SIDE, Onlooker
+from embodyrl.methods.replay.config import CriticsConfig
+from embodyrl.methods.replay.critic_encoder import CODE_SIZE, EYE, LARGEST_SIDE, CriticEncoder
+from embodyrl.methods.replay.critics import critic_weights
 from embodyrl.planning.planner import Limits, Planner, assumed_spec
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
@@ -27,10 +28,10 @@ def test_plans_have_room_for_critics_their_encoder_and_a_policy_that_learns(tmp_
     config = load_config(str(tmp_path / "my.yaml"), [], not_needed=[("data", "path")]).config
     plan = Planner(Limits(cuda=False, gpu=None, host=None), 1, None).plan(config)
     spec = assumed_spec(config)
-    onlooker = Onlooker(spec, 4, seed=1)
+    onlooker = CriticEncoder(spec, 4, seed=1)
     encoder = sum(each.numel() for each in onlooker.parameters())
     assert onlooker.feature_dim == CODE_SIZE + spec.proprio_dim + EYE.image_features and LARGEST_SIDE == 64
-    critics = critic_weights(onlooker.feature_dim + 4 * spec.action_dim, count=2, hidden_sizes=[32], layer_norm=True)
+    critics = critic_weights(onlooker.feature_dim + 4 * spec.action_dim, CriticsConfig(hidden_sizes=[32]))
     need = plan["needs"]["host"]["train"]
     assert need["critics"] == round(4 * (5 * critics + 4 * encoder) / 2**20, 2)
     assert need["gradients"] > 0 and need["optimiser"] > 0, "the policy learns, too"

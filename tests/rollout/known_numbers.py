@@ -14,9 +14,8 @@ sys.path.append(str(Path(__file__).parent))
 
 from counter_simulator import TASKS
 
-from embodyrl.algorithms.off_policy_options import InterveneConfig
+from embodyrl.config.replay import InterveneConfig
 from embodyrl.config.schema import (
-    AlgorithmConfig,
     EngineConfig,
     EnvConfig,
     Episodes,
@@ -30,7 +29,6 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.manager import EnvManager, Simulators
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
-from embodyrl.registry import LOSSES
 from embodyrl.rollout.collector import Collector
 from embodyrl.rollout.interventions import shown_to_policy
 
@@ -117,8 +115,6 @@ def make_collector(
         engine = HybridEngine(
             KnownPolicy(chunk_size) if policy is None else policy(manager.spec, chunk_size),
             config=EngineConfig(),
-            algorithm=AlgorithmConfig(name="ppo"),
-            loss=LOSSES.load("ppo"),
             iterations=1,
             seed=seed,
         )

@@ -14,8 +14,8 @@ from torch import Tensor
 from embodyrl.algorithms.options import EncodingRewardConfig
 from embodyrl.engine.exchange import Exchange
 from embodyrl.engine.parallel import Ranks, connected
+from embodyrl.methods.on_policy.stages import episode_embeddings
 from embodyrl.pipelines.pipeline import Iteration, Pipeline, Stage
-from embodyrl.pipelines.stages import episode_embeddings
 from embodyrl.placement.ranks import RankInfo
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat, leaves
 from embodyrl.rollout.episodes import Rollout
@@ -154,7 +154,7 @@ def check_stages(ranks: Ranks) -> None:
             seen.append("a stage gets it if it declares it in `reads`" in str(error))
 
     engine: Any = SimpleNamespace(exchange=exchange, ranks=ranks)
-    iteration = Iteration(config=None, components=None, collector=None, engine=engine)  # type: ignore[arg-type]
+    iteration = Iteration(config=None, learner=None, collector=None, engine=engine)  # type: ignore[arg-type]
     columns = tuple(whole.columns())
     Pipeline(
         [

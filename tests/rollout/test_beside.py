@@ -10,16 +10,15 @@ import pytest
 import torch
 from known_numbers import make_collector
 
-from embodyrl.algorithms.off_policy_sizes import MIB, replay_fields
 from embodyrl.config import load_config
 from embodyrl.data.layout import DatasetSpec, Episode
 from embodyrl.data.reader import Dataset
 from embodyrl.data.transitions import Transitions
 from embodyrl.data.writer import DatasetWriter
 from embodyrl.engine.parallel import SINGLE_PROCESS
-from embodyrl.engine.soft import Minibatch
 from embodyrl.rollout.interventions import Source
-from embodyrl.rollout.replay import Beside, Replay, ReplayState
+from embodyrl.rollout.replay import Beside, Minibatch, Replay, ReplayState
+from embodyrl.rollout.replay_fields import MIB, replay_fields
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ import torch
 from known_expert import CountingExpert
 from known_numbers import LIMIT, KnownPolicy, make_collector
 
-from embodyrl.algorithms.off_policy_options import InterveneConfig, Labelled
-from embodyrl.algorithms.off_policy_sizes import MIB, replay_fields
+from embodyrl.config.replay import InterveneConfig, Labelled
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs import Observation
 from embodyrl.envs.manager import Simulators, StepResult
@@ -24,6 +23,7 @@ from embodyrl.models.policy import ActOutput, Inputs
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.interventions import ExpertError, Source, shown_to_policy
 from embodyrl.rollout.replay import Replay
+from embodyrl.rollout.replay_fields import MIB, replay_fields
 
 
 class Short(KnownPolicy):

@@ -16,11 +16,10 @@ import torch
 from counter_simulator import last_step
 from known_numbers import LIMIT, make_collector
 
-from embodyrl.algorithms.off_policy_sizes import MIB, replay_fields, row_bytes
 from embodyrl.engine.parallel import SINGLE_PROCESS
-from embodyrl.engine.soft import Minibatch
 from embodyrl.rollout.episodes import Following, Rollout
-from embodyrl.rollout.replay import Replay, ReplayError, ReplayState
+from embodyrl.rollout.replay import Minibatch, Replay, ReplayError, ReplayState
+from embodyrl.rollout.replay_fields import MIB, replay_fields, row_bytes
 
 SIZES = {"proprio_dim": 2, "action_dim": 2, "chunk_size": 1}
 

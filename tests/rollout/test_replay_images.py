@@ -13,11 +13,11 @@ import torch
 from counter_simulator import last_step, shade
 from known_numbers import make_collector
 
-from embodyrl.algorithms.off_policy_sizes import MIB, held_in_memory, replay_fields, row_bytes
 from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.parallel import SINGLE_PROCESS
 from embodyrl.rollout.episodes import Rollout
 from embodyrl.rollout.replay import Replay, ReplayState
+from embodyrl.rollout.replay_fields import MIB, held_in_memory, replay_fields, row_bytes
 from embodyrl.rollout.spread import bring_own, leave_large
 
 SIZE = 16

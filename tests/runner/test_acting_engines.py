@@ -37,11 +37,12 @@ class Pendulum:
 def test_it_has_no_reference_and_no_float32_copies_of_half_weights(tmp_path: Path) -> None:
     import torch
 
-    from embodyrl.runner.build import build_acting, build_engine
+    from embodyrl.runner.build import build_acting, build_method
 
     (tmp_path / "run.yaml").write_text(CONFIG)
     config = load_config(tmp_path / "run.yaml").config
-    learning, acting = build_engine(config, Pendulum(), weights=None), build_acting(config, Pendulum(), None)
+    learning = build_method(config, Pendulum(), weights=None).engine
+    acting = build_acting(config, Pendulum(), None)
     assert learning.reference is not None and acting.reference is None
     copies = [len(engine.optimizer.state_dict()["copies"]) for engine in (learning, acting)]
     assert copies[0] > 0 and copies[1] == 0

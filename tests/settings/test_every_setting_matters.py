@@ -11,10 +11,9 @@ import torch
 
 from embodyrl.algorithms.options import GRPOConfig
 from embodyrl.config import load_config
-from embodyrl.config.compose import COMPONENTS
+from embodyrl.config.compose import components
 from embodyrl.config.fields import choices_of, registry_of, settings_of
 from embodyrl.config.schema import (
-    AlgorithmConfig,
     Config,
     EngineConfig,
     GuardConfig,
@@ -26,10 +25,10 @@ from embodyrl.config.schema import (
     RolloutWorkersConfig,
 )
 from embodyrl.envs.manager import EnvManager
+from embodyrl.methods.on_policy.config import OnPolicyConfig
 from embodyrl.models.mlp.options import MLPConfig
 from embodyrl.pipelines.pipeline import Iteration, build_pipeline
-from embodyrl.pipelines.stages import Components
-from embodyrl.runner.build import build_engine
+from embodyrl.runner.build import build_method
 from embodyrl.runner.share import EnvShare, OwnRollouts
 
 BASE = [
@@ -208,11 +207,11 @@ def learn(config: Config, managers: dict[int, EnvManager]) -> torch.Tensor:
     if chunk_size not in managers:
         managers[chunk_size] = EnvManager(config.env, chunk_size=chunk_size)
     manager = managers[chunk_size]
-    engine = build_engine(config, manager, weights=None)
+    learner = build_method(config, manager, weights=None)
+    engine, pipeline = learner.engine, build_pipeline(config)
     collector = OwnRollouts(EnvShare(config, manager, engine))
-    pipeline, components = build_pipeline(config), Components.of(config.algorithm)
     for _ in range(3):
-        pipeline.run(Iteration(config=config, components=components, collector=collector, engine=engine))
+        pipeline.run(Iteration(config=config, learner=learner, collector=collector, engine=engine))
     return torch.nn.utils.parameters_to_vector(engine.policy.parameters()).detach()
 
 
@@ -235,7 +234,7 @@ def test_a_setting_changes_what_is_learned_together_with_others(name: str, manag
 @pytest.mark.parametrize("name", VALUES)
 def test_every_value_learns_something_else(name: str, managers: dict[int, EnvManager]) -> None:
     section, _, key = name.rpartition(".")
-    setting = settings_of({"algorithm": AlgorithmConfig, "algorithm.advantage": GRPOConfig}[section])[key]
+    setting = settings_of({"algorithm": OnPolicyConfig, "algorithm.advantage": GRPOConfig}[section])[key]
     registry = None if setting.section is None else registry_of(setting.section)
     values = registry.names() if registry else [member.value for member in setting.kinds[0]]
     values = [value for value in values if (name, value) != ("algorithm.reward", "classifier")]  # which needs files
@@ -253,7 +252,7 @@ def test_no_setting_was_forgotten() -> None:
     sections = {
         "model": MLPConfig,
         "rollout": RolloutConfig,
-        "algorithm": AlgorithmConfig,
+        "algorithm": OnPolicyConfig,
         "engine": EngineConfig,
         "engine.guard": GuardConfig,
         "engine.lora": LoraConfig,
@@ -264,7 +263,7 @@ def test_no_setting_was_forgotten() -> None:
         "placement.simulators": MachinesConfig,
     }
     every = {f"{section}.{field.name}" for section, kind in sections.items() for field in dataclasses.fields(kind)}
-    for path, base in COMPONENTS.items():
+    for path, base in components().items():
         options = {field.name for kind in choices_of(base) for field in dataclasses.fields(kind)} - {"name"}
         every |= {".".join((*map(str, path), name)) for name in options}
     assert every - sections.keys() == CHANGES.keys() | ELSEWHERE.keys() | TOGETHER.keys()

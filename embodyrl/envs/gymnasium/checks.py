@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.issues import ConfigIssue, LackingHere
-from embodyrl.config.rules import fact, of_newest_rollouts
+from embodyrl.config.rules import of_newest_rollouts
 from embodyrl.envs.gymnasium.families import OWN_PACKAGES, family
 from embodyrl.envs.gymnasium.tasks import GYMNASIUM, Facts, known_tasks, own_tasks, why_not_single, why_unknown
 from embodyrl.errors import UserError, did_you_mean
-from embodyrl.registry import ALGORITHMS, load_target
+from embodyrl.registry import load_target
 
 if TYPE_CHECKING:
     from embodyrl.config.schema import Config
@@ -26,8 +26,8 @@ def check_here(config: Config) -> Iterator[ConfigIssue]:
     not installed, and for each whose actions the algorithm cannot learn."""
     issues = list(_unknown(config)) or list(_lacking(config)) or list(_misfits(config))
     yield from issues
-    off_policy, imitates = (fact(ALGORITHMS, config.algorithm.name, name) for name in ("off_policy", "imitates"))
-    if not issues and off_policy and not imitates:
+    needs = config.algorithm.needs(config)
+    if not issues and needs.replay is not None and not needs.imitates:
         yield from _choices(config)
 
 
@@ -139,7 +139,7 @@ def _choices(config: Config) -> Iterator[ConfigIssue]:
             yield ConfigIssue(
                 (f"env.tasks.{index}", "algorithm.name"),
                 f"algorithm {config.algorithm.name!r} learns continuous actions, and those of {task!r} are discrete",
-                f"set algorithm to {of_newest_rollouts()}{head}",
+                f"set algorithm to {of_newest_rollouts(config)}{head}",
             )
 
 

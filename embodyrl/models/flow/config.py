@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import fact
+from embodyrl.config.needs import Learns
+from embodyrl.config.rules import fact, needs_of_all
 from embodyrl.config.schema import WIDEST_LAYER, Config, ModelConfig, setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.saved import STEERING_FILE, read_steering
 from embodyrl.models.vla.config import ActionUnits, WeightType
-from embodyrl.registry import ALGORITHMS
+from embodyrl.registry import SupportedModel, load_target
 
 
 class NoiseMethod(StrEnum):
@@ -103,6 +104,21 @@ class FlowSizes:
         return steering.rows or chunk_size, self.action_dim
 
 
+def flow_sizes(config: Config) -> FlowSizes | None:
+    """Return the sizes of a config's flow policy; None if its checkpoint is not here or cannot be read, or if it is
+    none."""
+    sizes, folder = fact(SupportedModel, config.model.name, "flow"), config.model.checkpoint
+    if sizes is None or folder is None or not Path(folder).is_dir():
+        return None
+    if SupportedModel.entry(config.model.name).missing():
+        return None
+    try:
+        found: FlowSizes = load_target(sizes)(config.model, config.rollout.chunk_size)
+    except PolicyError:
+        return None  # the model's own check says so
+    return found
+
+
 def other_steering(saved: Mapping[str, Any], asked: SteeringConfig, chunk_size: int) -> Iterator[tuple[str, str]]:
     """Yield name of and a text on each option that a saved policy is steered with differently than asked for.
 
@@ -128,7 +144,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
             "lower it",
         )
     yield from _steered(config)
-    entropy_coef = config.algorithm.entropy_coef
+    entropy_coef = getattr(config.algorithm, "entropy_coef", 0.0)  # of methods with such a bonus
     if entropy_coef > 0.0 and model.noise_method is not NoiseMethod.flow_noise:
         yield ConfigIssue(
             "algorithm.entropy_coef",
@@ -157,16 +173,17 @@ def check(config: Config) -> Iterator[ConfigIssue]:
 def _steered(config: Config) -> Iterator[ConfigIssue]:
     """Yield an issue if an algorithm would learn weights of a policy that is saved with a network that steers it."""
     checkpoint = config.model.checkpoint
-    if checkpoint is None or fact(ALGORITHMS, config.algorithm.name, "steers"):
+    if checkpoint is None or config.algorithm.needs(config).learns is Learns.noise:
         return
     try:
         if read_steering(Path(checkpoint)) is None:
             return
     except PolicyError:
         return  # of a damaged file, which others report
+    steering = [name for name, needs in needs_of_all(config).items() if needs.learns is Learns.noise]
     yield ConfigIssue(
         ("algorithm.name", "model.checkpoint"),
         f"model.checkpoint holds a policy that is steered through its noise ({STEERING_FILE}), whose weights algorithm "
         f"{config.algorithm.name!r} would change",
-        "set algorithm to dsrl, or name the checkpoint that the steered policy came from",
+        f"set algorithm to {' or '.join(steering)}, or name the checkpoint that the steered policy came from",
     )

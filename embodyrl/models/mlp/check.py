@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import action_dim, acts_by_choice, fact, state_dim
+from embodyrl.config.rules import action_dim, acts_by_choice, fact, replay_of, state_dim
 from embodyrl.config.schema import Config
 from embodyrl.hub import is_hub_name
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.saved import DESCRIPTION_FILE, SINGLE_FILE, read_description, read_json, saved_model, weight_shapes
 from embodyrl.models.unread import refuse_other_weights
-from embodyrl.registry import ALGORITHMS, SupportedModel
+from embodyrl.registry import SupportedModel
 
 ACTOR = "actor."
 """Beginning of the names of weights that every such policy has."""
@@ -49,7 +49,7 @@ def check_saved(config: Config) -> Iterator[ConfigIssue]:
         yield error.issue("model.checkpoint")
         return
     if other is not None and other != name:
-        serves = not fact(ALGORITHMS, config.algorithm.name, "off_policy") or fact(SupportedModel, other, "off_policy")
+        serves = replay_of(config) is None or fact(SupportedModel, other, "off_policy")
         yield ConfigIssue(
             ("model.checkpoint", "model.name"),
             f"model.checkpoint = {str(folder)!r} holds a policy of model {other!r}, and model is {name!r}",
@@ -78,7 +78,7 @@ def _options(config: Config, saved: dict[str, Any]) -> Iterator[ConfigIssue]:
         if key == "head" and acts_by_choice(config):
             continue  # it has no such distribution
         # Which head an algorithm learns with is not a matter of choice.
-        fixed = key == "head" and fact(ALGORITHMS, config.algorithm.name, "off_policy")
+        fixed = key == "head" and replay_of(config) is not None
         yield ConfigIssue(
             ("model.checkpoint", f"model.{key}"),
             f"model.{key} = {here[key]!r}, but the policy in {config.model.checkpoint} was saved with {saved[key]!r}",

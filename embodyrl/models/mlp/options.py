@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
-from embodyrl.config.rules import acts_by_choice, fact, of_newest_rollouts
+from embodyrl.config.needs import Learns
+from embodyrl.config.rules import acts_by_choice, needs_of_all, of_newest_rollouts, replay_of
 from embodyrl.config.schema import WIDEST_LAYER, Config, ModelConfig, setting
 from embodyrl.models.mlp.check import check_saved
-from embodyrl.registry import ALGORITHMS
 
 
 class Activation(StrEnum):
@@ -60,7 +60,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     nothing."""
     yield from check_head(config)
     yield from check_saved(config)
-    if config.env.cameras and fact(ALGORITHMS, config.algorithm.name, "off_policy"):
+    if config.env.cameras and replay_of(config) is not None:
         yield ConfigIssue(
             ("env.cameras", "model.name"),
             f"env.cameras = {config.env.cameras} has no use: the replay would keep images, and model 'mlp' reads "
@@ -71,26 +71,21 @@ def check(config: Config) -> Iterator[ConfigIssue]:
 
 def check_head(config: Config) -> Iterator[ConfigIssue]:
     """Check that the distribution of actions is one that the algorithm can learn."""
-    settings, name = config.model, config.algorithm.name
+    settings, learns = config.model, config.algorithm.needs(config).learns
     assert isinstance(settings, HeadConfig)
-    if fact(ALGORITHMS, name, "imitates") or fact(ALGORITHMS, name, "steers"):
-        return  # both heads have a most likely action; and what steers needs another kind of model, as its rules say
-    squashed, entry = settings.head is Distribution.squashed, fact(ALGORITHMS, name, "off_policy")
-    # Of choices the simulator's rules say more.
-    if entry and not squashed and not fact(ALGORITHMS, name, "weighs") and not acts_by_choice(config):
+    squashed = settings.head is Distribution.squashed
+    # Where it only imitates, both heads have a most likely action. Of choices the simulator's rules say more.
+    if learns is Learns.reparameterization and not squashed and not acts_by_choice(config):
         yield ConfigIssue(
             ("model.head", "algorithm.name"),
             f"algorithm {config.algorithm.name!r} learns from a replay, for which model.head = 'gaussian' does not "
             "serve: its spread ignores the observation, and it leaves the action range",
-            f"set model.head to squashed, or algorithm to {of_newest_rollouts()}",
+            f"set model.head to squashed, or algorithm to {of_newest_rollouts(config)}",
             fix={"model.head": "squashed"},
         )
-    if squashed and entry is False:
-        able = [
-            each.name
-            for each in ALGORITHMS.entries()
-            if not each.judges and ((each.off_policy and not each.steers) or each.demonstrations)
-        ]
+    if squashed and learns is Learns.likelihood:
+        with_it = (Learns.reparameterization, Learns.weighted_imitation, Learns.imitation)
+        able = [name for name, needs in needs_of_all(config).items() if needs.learns in with_it]
         yield ConfigIssue(
             ("model.head", "algorithm.name"),
             f"model.head = 'squashed' has no value network and no entropy in closed form, which algorithm "

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config, setting
 from embodyrl.models.prismatic.check import check as check_common
 from embodyrl.models.prismatic.check import notes as common_notes
@@ -55,7 +54,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     model = config.model
     assert isinstance(model, OpenVLAOFTConfig)
     says_numbers = model.action_head is ActionHead.l1
-    algorithm = config.algorithm.name
+    algorithm, needs = config.algorithm.name, config.algorithm.needs(config)
     if says_numbers and algorithm in ALGORITHMS and not ALGORITHMS.entry(algorithm).demonstrations:
         yield ConfigIssue(
             "model.action_head",
@@ -63,13 +62,13 @@ def check(config: Config) -> Iterator[ConfigIssue]:
             "improve",
             "set model.action_head to discrete, or algorithm to one that learns from demonstrations",
         )
-    elif says_numbers and fact(ALGORITHMS, algorithm, "weighs") and config.algorithm.rolls_out(config.run.iterations):
+    elif says_numbers and needs.rollouts:
         yield ConfigIssue(
-            ("model.action_head", "algorithm.off_policy.offline_iterations"),
-            "model.action_head = l1 is a regression without probabilities, and rollouts after "
-            "algorithm.off_policy.offline_iterations draw actions",
-            f"set algorithm.off_policy.offline_iterations to run.iterations ({config.run.iterations}), or "
-            "model.action_head to discrete",
+            ("model.action_head", "algorithm.name"),
+            f"model.action_head = l1 is a regression without probabilities, and rollouts of algorithm {algorithm!r} "
+            "draw actions",
+            (f"set {needs.to_roll_out_nothing}, or " if needs.to_roll_out_nothing else "set ")
+            + "model.action_head to discrete",
         )
     if says_numbers and config.eval.sample:
         yield ConfigIssue(

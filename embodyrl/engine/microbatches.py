@@ -1,0 +1,82 @@
+"""Micro-batches: the parts of a minibatch that go through the model at once, dealt out to ranks.
+
+Shapes: `M` chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from embodyrl.engine.exchange import ADDRESS, Exchange
+from embodyrl.engine.large import LEARNED_FROM
+from embodyrl.engine.minibatch import Columns, absent, length, merged, nested, rows, split_minibatch, to_columns
+from embodyrl.tracking.clock import Clock, Phase
+
+
+class MicroBatches:
+    """Cuts minibatches into parts that fit into memory, and brings large columns of other ranks to those who need them.
+
+    Args:
+        exchange: of large columns; knows the ranks.
+        clock: waiting for other ranks counts as `sync`.
+        device: of the columns.
+        on_host: columns that stay on the CPU.
+        size: most chunks of a part; None: a minibatch is one part.
+    """
+
+    def __init__(
+        self, exchange: Exchange, clock: Clock, device: torch.device, on_host: frozenset[str], size: int | None
+    ) -> None:
+        self._exchange, self._ranks, self._clock = exchange, exchange.ranks, clock
+        self._device, self._on_host = device, on_host
+        self.size = size
+
+    def of(self, minibatch: Columns, *, whole: bool, most: int | None = None) -> Iterator[tuple[Columns, bool]]:
+        """Yield this rank's parts of a minibatch, and whether each counts; see `Ranks.scatter`.
+
+        Args:
+            minibatch: its columns `[M, ...]`, the same on all ranks.
+            whole: do not cut episodes.
+            most: most chunks of a part where no `size` is set.
+        """
+        size = self._ranks.part_size(length(minibatch), self.size or most)
+        parts = list(split_minibatch(minibatch, size, whole))
+        if ADDRESS not in minibatch:
+            yield from self._ranks.scatter(parts)
+            return
+        # Large columns come for several parts at a time, at most a minibatch: each exchange waits for the slowest rank.
+        dealt = [
+            # Of a part that does not count, a row is enough.
+            [(part if counts else rows(part, slice(0, 1)), counts) for part, counts in self._ranks.scatter(parts, rank)]
+            for rank in range(self._ranks.size)
+        ]
+        at_once = math.ceil((most or length(minibatch)) / (size * self._ranks.size))
+        for start in range(0, len(dealt[0]), at_once):
+            yield from self._fetched([each[start : start + at_once] for each in dealt])
+
+    def fetches(self, columns: Columns, name: str) -> bool:
+        """Return whether a column lies with the ranks that collected it."""
+        return ADDRESS in columns and name in self._exchange.names
+
+    def whole(self, columns: Columns) -> Columns:
+        """Return the columns of a batch with the large ones, on every rank."""
+        if "inputs" in columns or ADDRESS not in columns:
+            return columns
+        return next(self._fetched([[(columns, True)]] * self._ranks.size))[0]
+
+    def _fetched(self, dealt: Sequence[Sequence[tuple[Columns, bool]]]) -> Iterator[tuple[Columns, bool]]:
+        """Yield this rank's parts with their large columns, given the parts of every rank."""
+        own = dealt[self._ranks.rank]
+        learned = (name for name in self._exchange.names if name.partition("/")[0] in LEARNED_FROM)
+        names = absent(learned, own[0][0])
+        addresses = [torch.cat([part[ADDRESS] for part, _ in parts]) for parts in dealt]
+        with self._clock.measure(Phase.sync):
+            fetched = self._exchange.fetch(addresses, names)
+        end = 0
+        for part, counts in own:
+            start, end = end, end + length(part)
+            large = nested({name: column[start:end] for name, column in fetched.items()})
+            yield merged(part, to_columns(large, self._device, self._on_host)), counts

@@ -1,0 +1,193 @@
+"""The methods that come with embodyrl, a registration each, and their stages with what each reads, writes and changes.
+
+The stages of a method are in its folder, or its family's, and its settings in configs/algorithm/. Nothing here imports
+torch.
+"""
+
+from __future__ import annotations
+
+from embodyrl.registry import ALGORITHMS, STAGES, Requirement
+
+HERE = "embodyrl.methods"
+DEMONSTRATED = (Requirement(module="pyarrow", install="pip install 'embodyrl[data]'"),)
+
+
+def declare_algorithms() -> None:
+    """Methods, and the config rules about stages."""
+    import embodyrl.pipelines.rules  # noqa: F401 - adds its rules; a simulator process with a stage of its own needs none
+
+    of_newest = f"{HERE}.on_policy.iteration"
+    ALGORITHMS.register(
+        "ppo", target=f"{of_newest}:ppo", critic=True, summary="proximal policy optimisation with a critic"
+    )
+    # The stages of GRPO, with another advantage (Hu 2025, Ahmadian et al. 2024), loss (Liu et al. 2025) or reward.
+    for name, stages, summary in (
+        ("grpo", "grpo", "group-relative policy optimisation, no critic"),
+        ("dapo", "dapo", "grpo with dynamic sampling: groups without a learning signal are replaced"),
+        ("reinforce_pp", "grpo", "REINFORCE++: returns normalised over the batch, no critic"),
+        ("rloo", "grpo", "REINFORCE leave-one-out: each episode against the others of its group, no critic"),
+        ("cpgd", "grpo", "clipped policy gradient with policy drift, no critic"),
+    ):
+        ALGORITHMS.register(name, target=f"{of_newest}:{stages}", critic=False, summary=summary)
+    ALGORITHMS.register(
+        "srpo",
+        target=f"{of_newest}:grpo",
+        options=f"{HERE}.on_policy.config:SRPOConfig",
+        critic=False,
+        summary="self-referential: failures get reward by their distance to the batch's own successes",
+    )
+    ALGORITHMS.register(
+        "sft",
+        target=f"{HERE}.sft.iteration:sft",
+        options=f"{HERE}.sft.config:SFTConfig",
+        learner=f"{HERE}.sft.learner:SupervisedLearner",
+        requires=DEMONSTRATED,
+        demonstrations=True,
+        summary="supervised fine-tuning on demonstrations (data.path), no rollouts",
+    )
+    ALGORITHMS.register(
+        "reward_classifier",
+        target=f"{HERE}.sft.iteration:sft",
+        options=f"{HERE}.reward_classifier.config:RewardClassifierConfig",
+        learner=f"{HERE}.reward_classifier.learner:ClassifierLearner",
+        requires=DEMONSTRATED,
+        demonstrations=True,
+        summary="learns from demonstrations (data.path) to recognise success, for algorithm.reward: classifier",
+    )
+    ALGORITHMS.register(
+        "sac",
+        target=f"{HERE}.replay.iteration:replayed",
+        options=f"{HERE}.sac.config:SACConfig",
+        learner=f"{HERE}.sac.learner:SoftActorCritic",
+        summary="soft actor-critic: learns from a replay of past decisions, with critics of actions",
+    )
+    ALGORITHMS.register(
+        "iql",
+        target=f"{HERE}.iql.iteration:iql",
+        options=f"{HERE}.iql.config:IQLConfig",
+        learner=f"{HERE}.iql.learner:ImplicitQ",
+        requires=DEMONSTRATED,
+        demonstrations=True,
+        summary="implicit Q-learning: from demonstrations (data.path) weighted by their advantage, then with rollouts",
+    )
+    ALGORITHMS.register(
+        "rlpd",
+        target=f"{HERE}.replay.iteration:demonstrated",
+        options=f"{HERE}.rlpd.config:RLPDConfig",
+        learner=f"{HERE}.rlpd.learner:DemonstratedActorCritic",
+        requires=DEMONSTRATED,
+        demonstrations=True,
+        summary="soft actor-critic with demonstrations (data.path) in every minibatch, after imitating them",
+    )
+    ALGORITHMS.register(
+        "dagger",
+        target=f"{HERE}.replay.iteration:demonstrated",
+        options=f"{HERE}.dagger.config:DAggerConfig",
+        learner=f"{HERE}.dagger.learner:Aggregation",
+        requires=DEMONSTRATED,
+        demonstrations=None,
+        summary="dataset aggregation: imitates an expert in the states that the policy gets into, and demonstrations",
+    )
+    ALGORITHMS.register(
+        "dsrl",
+        target=f"{HERE}.dsrl.iteration:dsrl",
+        options=f"{HERE}.dsrl.config:DSRLConfig",
+        learner=f"{HERE}.sac.learner:SoftActorCritic",
+        summary="soft actor-critic that steers a frozen flow policy by choosing its noise",
+    )
+
+
+# ---- stages
+
+OBSERVATIONS = ("proprio?", "images?")
+CORRECTIONS = ("source?", "labels?", "labelled?")
+JUDGED = ("judged?",)
+EVERY_STEP = ("step_proprio?", "step_images?")
+CRITIC = ("values?", "next_values?")
+OUTCOME = ("rewards", "success", "terminated", "truncated", "steps", "valid")
+ORIGIN = ("episode", "group", "start_state?", "seed?", "version", "address?")
+ROLLOUT = (*OBSERVATIONS, *EVERY_STEP, "task_index", "actions", "logprobs", "trace", *OUTCOME, *ORIGIN)
+
+
+def declare_stages() -> None:
+    """Stage functions."""
+    STAGES.register(
+        "collect",
+        target="embodyrl.methods.stages:collect",
+        reads=("policy",),
+        writes=(*ROLLOUT, *CORRECTIONS, *JUDGED),
+        changes=("simulators",),
+        summary="run the policy in the simulators (random actions until a replay holds enough)",
+    )
+    STAGES.register(
+        "remember",
+        target="embodyrl.methods.replay.stages:remember",
+        apart=True,
+        reads=(*OBSERVATIONS, "task_index", "actions", *OUTCOME, "episode", *CORRECTIONS, *JUDGED),
+        changes=("replay",),
+        summary="add the rollout's decisions to the replay",
+    )
+    STAGES.register(
+        "remember_noise",
+        target="embodyrl.methods.replay.stages:remember",
+        apart=True,
+        reads=("trace", *OUTCOME, "episode", *JUDGED),
+        changes=("replay",),
+        summary="add the rollout's decisions to the replay: the noise of a frozen flow policy, and what it saw",
+    )
+    STAGES.register(
+        "improve",
+        target="embodyrl.methods.replay.stages:improve",
+        reads=("replay",),
+        changes=("policy",),
+        summary="section algorithm.off_policy: learn from decisions drawn from the replay",
+    )
+    STAGES.register(
+        "improve_offline",
+        target="embodyrl.methods.iql.stages:improve_offline",
+        reads=("demonstrations",),
+        changes=("policy",),
+        summary="section algorithm.off_policy: learn from demonstrations alone",
+    )
+    STAGES.register(
+        "filter_groups",
+        target="embodyrl.methods.on_policy.stages:filter_groups",
+        apart=True,
+        reads=("policy",),
+        changes=("simulators", *ROLLOUT, *CRITIC),
+        summary="algorithm.filter: keep groups worth learning from, and collect again until there are enough",
+    )
+    STAGES.register(
+        "shape_rewards",
+        target="embodyrl.methods.on_policy.stages:shape_rewards",
+        apart=True,
+        reads=(*OBSERVATIONS, "task_index", "actions", *OUTCOME, "episode", "group", "address?", *JUDGED),
+        writes=("shaped_rewards",),
+        summary="algorithm.reward: what is learned from",
+    )
+    STAGES.register(
+        "estimate_advantages",
+        target="embodyrl.methods.on_policy.stages:estimate_advantages",
+        reads=("shaped_rewards", "rewards", "terminated", "truncated", "steps", "valid", *CRITIC),
+        writes=("advantages", "returns"),
+        summary="algorithm.advantage: from rewards to advantages and returns",
+    )
+    STAGES.register(
+        "update",
+        target="embodyrl.methods.on_policy.stages:update",
+        apart=True,
+        reads=(
+            *OBSERVATIONS,
+            *("task_index", "logprobs", "trace", "rewards", "steps", "valid", "episode", "version", "address?"),
+            *("values?", "advantages", "returns"),
+        ),
+        changes=("policy", "simulators"),
+        summary="algorithm.loss: learn from the batch",
+    )
+    STAGES.register(
+        "sft_step",
+        target="embodyrl.methods.sft.stages:sft_step",
+        reads=("demonstrations",),
+        changes=("policy",),
+        summary="section data: learn from demonstrations",
+    )

@@ -1,0 +1,1 @@
+"""Dataset aggregation (DAgger, Ross et al. 2011)."""

@@ -1,0 +1,1 @@
+"""Implicit Q-learning (Kostrikov et al. 2021)."""

@@ -1,0 +1,308 @@
+"""On-policy learning: PPO, GRPO and their kin learn from their newest rollout, a few epochs long.
+
+An iteration is `stages.py`: rollout, reward, advantage, and the update below, which follows the papers line by line.
+
+Shapes: `M` chunks of a minibatch, `C` actions of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from embodyrl.algorithms.columns import Bound, logprobs_at_level
+from embodyrl.algorithms.losses import (
+    LossOutput,
+    kl_divergence,
+    log_ratio,
+    proximal_logprobs,
+    require_entries,
+    value_loss,
+)
+from embodyrl.algorithms.options import EncodingRewardConfig
+from embodyrl.config.schema import AlgorithmConfig, OldLogprobs, Proximal
+from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.engine.minibatch import (
+    Columns,
+    Drawn,
+    Step,
+    Total,
+    draw_minibatches,
+    length,
+    mean_kl,
+    metrics_of,
+    nothing_of,
+    numbered,
+    observation_from,
+    rows,
+    to_columns,
+)
+from embodyrl.envs import SimulatorSpec
+from embodyrl.methods.learner import Learner
+from embodyrl.methods.on_policy.config import OnPolicyConfig
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
+from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, LOSSES
+from embodyrl.screen import task
+from embodyrl.tracking.clock import Phase
+
+if TYPE_CHECKING:  # importing it takes a while
+    from tensordict import TensorDictBase
+
+
+class OnPolicyLearner(Learner):
+    """Learns from a batch of the newest rollout, by the loss, advantage, reward and filter that the config names.
+
+    Args:
+        engine, simulator: see `Learner`.
+        algorithm: the method's settings.
+    """
+
+    algorithm: OnPolicyConfig
+
+    def __init__(self, engine: HybridEngine, algorithm: AlgorithmConfig, simulator: SimulatorSpec) -> None:
+        super().__init__(engine, algorithm, simulator)
+        assert isinstance(algorithm, OnPolicyConfig), "its registration says so"
+        reward = algorithm.reward
+        self.encoder: Callable[..., Tensor] | None = None
+        """Of episodes, for a reward that names `embeddings`."""
+        if isinstance(reward, EncodingRewardConfig):
+            self.encoder = ENCODERS.load(reward.encoder)
+        self.filter: Bound[Tensor] = Bound(FILTERS.load(algorithm.filter.name), algorithm.filter)
+        """Says which of `P` groups to keep, bool `[P]`."""
+        self.advantage: Bound[tuple[Tensor, Tensor]] = Bound(
+            ADVANTAGES.load(algorithm.advantage.name), algorithm.advantage
+        )
+        """Estimates advantages and returns, `[K, B]`, or `[K*C, B]` with `algorithm.reward_level: action`."""
+        self.loss: Bound[LossOutput] = Bound(LOSSES.load(algorithm.loss.name), algorithm.loss)
+        self._whole_episodes = self.loss.takes("sequence")
+
+    @classmethod
+    def trial_loss(
+        cls,
+        algorithm: AlgorithmConfig,
+        policy: Policy,
+        beside: nn.Module | None,
+        inputs: Inputs,
+        decision: ActOutput,
+    ) -> Tensor:
+        """See `Learner`."""
+        assert isinstance(algorithm, OnPolicyConfig), "its registration says so"
+        output = policy.evaluate(inputs, dict(decision.trace))
+        loss = output.logprobs.float().sum() + output.entropy.float().sum()
+        if algorithm.value_coef > 0.0 and output.values is not None:
+            loss = loss + output.values.float().sum()
+        return loss
+
+    def update(self, batch: TensorDictBase, task_descriptions: Sequence[str]) -> dict[str, float]:
+        """Learn from a batch: `algorithm.epochs` passes over it in shuffled minibatches, an optimiser step for each.
+
+        Args:
+            batch: `[M]` chunks: observation columns, `task_index`, `trace`, `version`, `sequence` (number of the
+                episode that each belongs to), `executed` `[M, C]`, and with a critic `returns` and `old_values`. At the
+                level of `algorithm.logprob_level` (see `algorithms.columns`): `old_logprobs`, `advantages`, `valid`
+                (the entries that count), `weights` (see `algorithms.losses.token_weights`).
+            task_descriptions: those that the column `task_index` refers to.
+
+        Returns:
+            Metrics, each the mean over the optimiser steps taken.
+        """
+        engine, target_kl = self.engine, self.algorithm.target_kl
+        history: list[Step] = []
+        epochs, too_far = 0, False
+        with engine.train_mode(), engine.clock.measure(Phase.train), ExitStack() as under_way:
+            rate = engine.optimizer.set_learning_rate(engine.version)
+            columns = to_columns(batch, self.device, engine.on_host)
+            # States are preprocessed once for all epochs. Images are bytes here and floats afterwards, four times as
+            # large and larger: they wait for their micro-batch.
+            if "images" not in columns and not engine.micro_batches.fetches(columns, "images"):
+                columns["inputs"] = engine.prepare(observation_from(columns, task_descriptions))
+            # The first epoch's minibatches are drawn early, because log-probs are recomputed in their parts.
+            drawn = self._draw_minibatches(columns)
+            self._add_logprobs(columns, task_descriptions, drawn)
+
+            progress = under_way.enter_context(task("learning", self.algorithm.epochs * len(drawn), "minibatches"))
+            for epoch in range(self.algorithm.epochs):
+                if epoch > 0:
+                    drawn = self._draw_minibatches(columns)
+                for minibatch, share in self._minibatches(columns, drawn):
+                    progress.advance()
+                    step = self._backward(minibatch, task_descriptions, share)
+                    # Early stopping as in OpenAI's Spinning Up: the KL divergence is that before this step, which
+                    # would lead still farther away and is not made. The GPU is waited for only if a target is set.
+                    if target_kl is not None and float(mean_kl(step, self.ranks)) > target_kl:
+                        history.append(step)
+                        too_far = True
+                        break
+                    step.grad_norm = engine.optimizer_step(step.loss, minibatch)
+                    # A step that the guard left out would put its NaN into every mean.
+                    if step.grad_norm is not None:
+                        history.append(step)
+                if too_far:
+                    break
+                epochs += 1
+
+            metrics = metrics_of(history, self.ranks, engine.version) | engine.end_update(rate)
+            # Running statistics change what the policy computes. Updated any earlier, the first ratio would not be 1.
+            if self.policy.keeps_statistics:
+                self.policy.update_statistics(self._inputs(engine.micro_batches.whole(columns), task_descriptions))
+        return metrics | {"train/epochs": float(epochs)}
+
+    def _add_logprobs(self, columns: Columns, task_descriptions: Sequence[str], drawn: Drawn) -> None:
+        """Add the log-probs that the loss needs and the rollout did not record: under the reference policy, and under
+        the policy that the update starts from."""
+        engine, settings = self.engine, self.algorithm
+        if engine.reference is not None:
+            with engine.offload.reference_here(), engine.reference.scoring() as reference:
+                most = -(-length(columns) // settings.minibatches)  # no more memory than a minibatch needs
+                parts = engine.micro_batches.of(numbered(columns), whole=False, most=most)
+                columns["reference_logprobs"] = self._score(reference, parts, columns, task_descriptions)
+        if self.loss.takes("proximal_logprobs") and settings.proximal is Proximal.recompute:
+            columns["proximal_logprobs"] = self._score_as_learned(columns, task_descriptions, drawn)
+        if settings.old_logprobs is OldLogprobs.recompute:
+            # Chunks of earlier policies keep the rollout's log-probs: the weights that chose them are gone.
+            again = self._score_as_learned(columns, task_descriptions, drawn)
+            columns["old_logprobs"] = torch.where(self._is_new(columns, again), again, columns["old_logprobs"])
+
+    def _draw_minibatches(self, columns: Columns) -> Drawn:
+        """Draw the minibatches of an epoch: chunk by chunk, or episode by episode for a loss that compares episodes."""
+        count, whole = self.algorithm.minibatches, self._whole_episodes
+        return [*draw_minibatches(columns["sequence"], count, whole, self.engine.streams.shuffling)]
+
+    def _minibatches(self, columns: Columns, drawn: Drawn) -> Iterator[tuple[Columns, float]]:
+        """Yield the columns of the minibatches that were drawn, each with its share of the batch."""
+        if "inputs" not in columns:  # images are too large for a second, shuffled batch
+            yield from ((rows(columns, index), share) for index, share in drawn)
+            return
+        # One gather for the whole epoch; its minibatches are views of it.
+        shuffled = rows(columns, torch.cat([index for index, _ in drawn]))
+        end = 0
+        for index, share in drawn:
+            start, end = end, end + len(index)
+            yield rows(shuffled, slice(start, end)), share
+
+    def _backward(self, minibatch: Columns, task_descriptions: Sequence[str], share: float) -> Step:
+        """Make the forward and backward passes of a minibatch, one micro-batch at a time, and leave its gradients on
+        the parameters."""
+        engine = self.engine
+        totals = []
+        engine.optimizer.clear()
+        for part, counts in engine.micro_batches.of(minibatch, whole=self._whole_episodes):
+            total = self._loss(part, task_descriptions, share, length(minibatch))
+            # Every rank makes as many backward passes, since FSDP exchanges weights in each of them: a rank that ran
+            # out of parts would let the others wait for ever. A part that only fills up has weight 0.
+            scale = counts * engine.weights.factor
+            (total.loss if scale == 1.0 else total.loss * scale).backward()
+            total.loss = total.loss.detach()  # drops the graph before the next micro-batch needs its memory
+            totals.append(total if counts else nothing_of(total))
+        engine.weights.sum_gradients(engine.optimizer.parameters)
+        loss = torch.stack([total.loss for total in totals]).sum()
+        return Step(totals=totals, loss=self.ranks.sum(loss))
+
+    def _loss(self, part: Columns, task_descriptions: Sequence[str], share: float, decisions: int) -> Total:
+        """Compute policy loss + KL penalty - entropy bonus + value loss (Schulman et al. 2017, eq. 9; the KL penalty as
+        in Shao et al. 2024, eq. 3) of a minibatch or of a part of it.
+
+        Args:
+            part: some rows of the batch's columns.
+            task_descriptions: see `update`.
+            share: of the minibatch in the batch; `weights` are such that the sum over the whole batch is the loss.
+            decisions: chunks in the minibatch.
+        """
+        settings = self.algorithm
+        logprobs, evaluated = self._logprobs(self.policy, part, task_descriptions)
+        entropy = logprobs_at_level(settings.logprob_level, evaluated.entropy, part["executed"])
+
+        # The registered loss takes the columns that it names, besides options of its own.
+        known = part | {"logprobs": logprobs}
+        known |= {name: part[name].to(self.device) for name in self.policy.reads_on_host if self.loss.takes(name)}
+        if self.loss.takes("proximal_logprobs") and "proximal_logprobs" not in part:
+            known["proximal_logprobs"] = proximal_logprobs(
+                logprobs, part["old_logprobs"], part["version"], self.engine.version + 1, settings.proximal
+            )
+        output = self.loss(known)
+        require_entries(output, self.loss.function, logprobs)
+
+        # Logged entry by entry, since what counts and how many is known only once all parts are joined (`summarize`).
+        logged = output.metrics | {"policy_loss": output.losses.detach(), "entropy": entropy.detach()}
+        losses = output.losses
+        if settings.entropy_coef > 0.0:
+            losses = losses - settings.entropy_coef * entropy
+        if self.engine.reference is not None:
+            divergence = kl_divergence(logprobs, part["reference_logprobs"], settings.kl_estimator)
+            logged["reference_kl"] = divergence.detach()
+            losses = losses + settings.kl_coef * divergence
+        # Weights were made for the whole batch. Divided by the share, a minibatch's loss is as large as the batch's, so
+        # the learning rate means the same for any number of minibatches.
+        total = Total(
+            loss=(part["weights"] * losses).sum() / share,
+            log_ratio=log_ratio(logprobs.detach(), part["old_logprobs"]),
+            entries=logged,
+            valid=part["valid"],
+            version=part["version"],
+        )
+
+        if settings.value_coef > 0.0:
+            assert evaluated.values is not None, "the config rules ask for a critic"
+            errors = value_loss(
+                evaluated.values,
+                part["old_values"],
+                part["returns"],
+                clip=settings.value_clip,
+                huber=settings.value_huber,
+            )
+            total.value_losses = errors.detach()
+            total.loss = total.loss + settings.value_coef * errors.sum() / decisions
+        return total
+
+    def _logprobs(self, policy: Policy, part: Columns, task_descriptions: Sequence[str]) -> tuple[Tensor, EvalOutput]:
+        """Return the log-probs of chunks under a policy at the level of the loss, and all that the policy evaluated."""
+        inputs = self._inputs(part, task_descriptions)
+        with self.engine.computing:
+            evaluated = policy.evaluate(inputs, part["trace"])
+        return logprobs_at_level(self.algorithm.logprob_level, evaluated.logprobs, part["executed"]), evaluated
+
+    def _inputs(self, part: Columns, task_descriptions: Sequence[str]) -> Inputs:
+        """Return the policy's inputs, preprocessed now unless they were for the whole batch."""
+        inputs: Inputs | None = part.get("inputs")
+        return self.engine.prepare(observation_from(part, task_descriptions)) if inputs is None else inputs
+
+    @torch.no_grad()
+    def _score(
+        self, policy: Policy, parts: Iterable[tuple[Columns, bool]], columns: Columns, task_descriptions: Sequence[str]
+    ) -> Tensor:
+        """Return the log-probs of the batch's chunks under a policy, at the level of the loss.
+
+        Args:
+            policy: the one that scores.
+            parts: of the numbered batch, see `MicroBatches.of`; every chunk once.
+            columns: the batch.
+            task_descriptions: see `update`.
+        """
+        found = torch.zeros_like(columns["old_logprobs"])
+        for part, counts in parts:
+            logprobs, _ = self._logprobs(policy, part, task_descriptions)
+            if counts:
+                found[part["number"]] = logprobs
+        # Every rank has filled the rows of its own parts and left 0 in the others.
+        return self.ranks.sum(found)
+
+    def _score_as_learned(self, columns: Columns, task_descriptions: Sequence[str], drawn: Drawn) -> Tensor:
+        """Return the log-probs under the policy that the update starts from, computed in the micro-batches of the first
+        epoch. A forward pass rounds differently with another batch size; in the same one the ratio is exactly 1."""
+        minibatches = self._minibatches(numbered(columns), drawn)
+        parts = (
+            part
+            for minibatch, _ in minibatches
+            for part in self.engine.micro_batches.of(minibatch, whole=self._whole_episodes)
+        )
+        return self._score(self.policy, parts, columns, task_descriptions)
+
+    def _is_new(self, part: Columns, like: Tensor) -> Tensor:
+        """Return a mask of the chunks that this version of the policy chose; bool, with as many dimensions as
+        `like`."""
+        is_new: Tensor = part["version"] == self.engine.version
+        return is_new.view(-1, *[1] * (like.dim() - 1))

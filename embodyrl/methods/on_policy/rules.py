@@ -1,0 +1,328 @@
+"""Rules of methods that learn from their newest rollout; see `config.rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
+from embodyrl.config.rules import divisors, fact
+from embodyrl.config.schema import (
+    Bootstrap,
+    Config,
+    Episodes,
+    Level,
+    Offload,
+    OldLogprobs,
+    RewardLevel,
+    RolloutMode,
+)
+from embodyrl.methods.on_policy.config import OnPolicyConfig
+from embodyrl.pipelines.pipeline import Stage
+from embodyrl.registry import ADVANTAGES, ALGORITHMS, FILTERS, LOSSES, REWARDS, STAGES, SupportedModel, load_target
+
+
+def check(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check the settings of a method that learns from its newest rollout."""
+    for rule in (
+        _groups_are_compared,
+        _whole_episodes_are_collected,
+        _collections_wait_for_a_filter,
+        _behaviour_policy_is_known,
+        _async_rollouts_can_be,
+        _rewards_of_actions_are_used,
+        _stages_fit_advantage,
+        _bootstrap_has_critic,
+        _value_loss_has_critic,
+        _model_has_critic,
+        _micro_batches_hold_whole_episodes,
+        _batch_splits_into_minibatches,
+    ):
+        yield from rule(config, algorithm)
+
+
+def notes(config: Config, algorithm: OnPolicyConfig) -> list[str]:
+    """Return a note if chunks of much older policies are learned from more than once, or if nothing is ahead of
+    learning and the numbers are still not those of `sync`."""
+    rollout, epochs = config.rollout, algorithm.epochs
+    workers, ranks = config.placement.rollout.workers, config.engine.parallel.world_size
+    ranks = ranks if isinstance(ranks, int) else 1
+    numbers_differ = rollout.blocks == "auto" and workers != ranks
+    if rollout.mode is RolloutMode.async_ and not rollout.max_staleness and numbers_differ:
+        return [
+            f"rollout.max_staleness = 0 gives the numbers of rollout.mode=sync only with as many blocks of envs, and "
+            f"rollout.blocks is auto: {workers} here, one for each rollout worker, and {ranks} without workers, one "
+            f"for each rank. To compare the two, set rollout.blocks={workers} in both"
+        ]
+    if rollout.mode is not RolloutMode.async_ or rollout.max_staleness < 2 or epochs < 2:
+        return []
+    return [
+        f"algorithm.epochs = {epochs} passes over rollouts that are rollout.max_staleness = {rollout.max_staleness} "
+        "iterations old lead far away from the policy that acted: prefer 1 of either"
+    ]
+
+
+def _comparing(settings: OnPolicyConfig) -> str | None:
+    """Return the component that compares the episodes of a group, as text; None if there is none or it is unknown."""
+    if fact(FILTERS, settings.filter.name, "group"):
+        return f"filter {settings.filter.name!r}"
+    compares = fact(ADVANTAGES, settings.advantage.name, "group")
+    if load_target(compares)(settings.advantage) if isinstance(compares, str) else compares:
+        return f"advantage {settings.advantage.name!r}"
+    return None
+
+
+def _groups_are_compared(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check that there are groups if a component compares their episodes, and only then."""
+    name, size, comparing = algorithm.advantage.name, config.rollout.group_size, _comparing(algorithm)
+    if comparing is not None and size == 1:
+        paths = ("rollout.group_size", "algorithm.filter.name" if "filter" in comparing else "algorithm.advantage.name")
+        message = f"{comparing} compares the episodes of a group, but rollout.group_size is 1"
+        remedy = f"set rollout.group_size to a divisor of env.num_envs: {_group_sizes(config)}"
+        yield ConfigIssue(paths, message, remedy, fix={"rollout.group_size": _usual_group_size(config)})
+    if comparing is None and size > 1 and fact(ADVANTAGES, name, "group") is not None:
+        so_set = " with these options" if fact(ADVANTAGES, name, "group") else ""
+        yield ConfigIssue(
+            ("rollout.group_size", "algorithm.advantage.name"),
+            f"rollout.group_size = {size} has no use: advantage {name!r}{so_set} does not compare the episodes of a "
+            f"group, and no filter does",
+            "set rollout.group_size to 1, or choose an advantage that does, as 'grpo'",
+            fix={"rollout.group_size": LEAVE_OUT},
+        )
+
+
+def _whole_episodes_are_collected(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check that components that need whole episodes get them."""
+    if config.rollout.episodes is Episodes.whole:
+        return
+    settings = algorithm
+    wanting = {
+        "advantage": (settings.advantage.name, fact(ADVANTAGES, settings.advantage.name, "whole")),
+        "reward": (settings.reward.name, fact(REWARDS, settings.reward.name, "whole")),
+        "loss": (settings.loss.name, fact(LOSSES, settings.loss.name, "whole")),
+        "filter": (settings.filter.name, fact(FILTERS, settings.filter.name, "group")),
+    }
+    named = {key: name for key, (name, wants) in wanting.items() if wants}
+    if named:
+        yield ConfigIssue(
+            ("rollout.episodes", *(f"algorithm.{key}.name" for key in named)),
+            f"{' and '.join(f'{key} {name!r}' for key, name in named.items())} {'need' if len(named) > 1 else 'needs'} "
+            f"whole episodes, but rollout.episodes is {config.rollout.episodes.value!r}",
+            "set rollout.episodes to whole",
+            fix={"rollout.episodes": "whole"},
+        )
+
+
+def _collections_wait_for_a_filter(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check that repeated rollouts come with a filter that drops groups."""
+    most, name = algorithm.max_collections, algorithm.filter.name
+    if most > 1 and fact(FILTERS, name, "group") is False:
+        yield ConfigIssue(
+            ("algorithm.max_collections", "algorithm.filter.name"),
+            f"algorithm.max_collections = {most} has no use: filter {name!r} drops no group",
+            "set algorithm.max_collections to 1, or choose a filter",
+            fix={"algorithm.max_collections": LEAVE_OUT},
+        )
+
+
+def _behaviour_policy_is_known(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check that a loss that weights by the behaviour policy gets its log-probs."""
+    settings = algorithm
+    if settings.loss.name == "decoupled_ppo" and settings.old_logprobs is OldLogprobs.recompute:
+        yield ConfigIssue(
+            ("algorithm.old_logprobs", "algorithm.loss.name"),
+            "algorithm.old_logprobs = 'recompute' replaces the log-probs of the behaviour policy, by which loss "
+            "'decoupled_ppo' weights",
+            "set algorithm.old_logprobs to rollout; with algorithm.proximal = recompute ratios start at 1 as well",
+            fix={"algorithm.old_logprobs": LEAVE_OUT},
+        )
+
+
+def _async_rollouts_can_be(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check that asynchronous rollouts have workers, a loss that corrects for older policies, and nothing offloaded."""
+    if config.rollout.mode is not RolloutMode.async_:
+        return
+    if not config.placement.rollout.workers:
+        yield ConfigIssue(
+            ("rollout.mode", "placement.rollout.workers"),
+            "rollout.mode is async, which needs rollout workers, and there are none: the ranks roll out themselves",
+            "set placement.rollout.workers to 1 or more, or rollout.mode to sync",
+        )
+    loss = algorithm.loss.name
+    if config.rollout.max_staleness and fact(LOSSES, loss, "corrects_staleness") is False:
+        able = [entry.name for entry in LOSSES.entries() if entry.corrects_staleness]
+        yield ConfigIssue(
+            ("rollout.mode", "algorithm.loss.name"),
+            f"rollout.mode is async, but loss {loss!r} does not weight by the policy that acted, which is an older one",
+            f"set algorithm.loss to {' or '.join(able)}, or rollout.max_staleness to 0 (a loss of your own: register "
+            "it with corrects_staleness=True if it does)",
+        )
+    offloads = {"env.offload": config.env.offload, "engine.offload": config.engine.offload is not Offload.none}
+    for name in (name for name, used in offloads.items() if used):
+        yield ConfigIssue(
+            ("rollout.mode", name),
+            f"rollout.mode is async, but {name} makes room for learning while nothing is rolled out, which is never",
+            f"leave {name} out, or set rollout.mode to sync",
+            fix={name: LEAVE_OUT},
+        )
+
+
+def _rewards_of_actions_are_used(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check that advantages of actions have an estimator that supports them, and log-probs of actions."""
+    settings = algorithm
+    if settings.reward_level is not RewardLevel.action:
+        return
+    if fact(ADVANTAGES, settings.advantage.name, "actions") is False:
+        able = [entry.name for entry in ADVANTAGES.entries() if entry.actions]
+        yield ConfigIssue(
+            ("algorithm.reward_level", "algorithm.advantage.name"),
+            f"algorithm.reward_level is 'action', but advantage {settings.advantage.name!r} works on chunks",
+            f"set algorithm.reward_level to chunk, or algorithm.advantage to {' or '.join(able)}",
+            fix={"algorithm.reward_level": LEAVE_OUT},
+        )
+    if settings.logprob_level is Level.chunk:
+        yield ConfigIssue(
+            ("algorithm.logprob_level", "algorithm.reward_level"),
+            "algorithm.reward_level is 'action', but algorithm.logprob_level is 'chunk': one log-prob per chunk cannot "
+            "have the advantages of its actions",
+            "set algorithm.logprob_level to action or token",
+        )
+
+
+def _stages_fit_advantage(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check that the algorithm's stages provide a critic's values if, and only if, the estimator uses them."""
+    stages = fact(ALGORITHMS, algorithm.name, "critic")
+    advantage = algorithm.advantage.name
+    estimator = fact(ADVANTAGES, advantage, "critic")
+    if stages is not None and estimator is not None and stages is not estimator:
+        fitting = [entry.name for entry in ALGORITHMS.entries() if entry.critic is estimator]
+        yield ConfigIssue(
+            ("algorithm.advantage.name", "algorithm.name"),
+            f"advantage {advantage!r} {'uses a' if estimator else 'has no'} critic, and algorithm "
+            f"{algorithm.name!r} is made for one {'without' if estimator else 'with'}",
+            f"choose algorithm.name among: {', '.join(fitting) or 'none so far'}",
+        )
+
+
+def _bootstrap_has_critic(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check that bootstrapping comes with an advantage that has a critic."""
+    name, bootstrap = algorithm.advantage.name, algorithm.bootstrap
+    if fact(ADVANTAGES, name, "critic") is False and bootstrap is not Bootstrap.none:
+        yield ConfigIssue(
+            ("algorithm.bootstrap", "algorithm.advantage.name"),
+            f"algorithm.bootstrap = {bootstrap.value!r} needs a critic, and advantage {name!r} has none",
+            "set algorithm.bootstrap to none",
+            fix={"algorithm.bootstrap": "none"},
+        )
+
+
+def _value_loss_has_critic(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check that the value loss has no weight without a critic."""
+    name, weight = algorithm.advantage.name, algorithm.value_coef
+    if fact(ADVANTAGES, name, "critic") is False and weight > 0:
+        yield ConfigIssue(
+            ("algorithm.value_coef", "algorithm.advantage.name"),
+            f"algorithm.value_coef = {weight:g} weights the loss of a critic, and advantage {name!r} has none",
+            "set algorithm.value_coef to 0",
+            fix={"algorithm.value_coef": 0.0},
+        )
+
+
+def _model_has_critic(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check that an advantage that needs values has a model that predicts them."""
+    name, model = algorithm.advantage.name, config.model.name
+    if fact(ADVANTAGES, name, "critic") and fact(SupportedModel, model, "critic") is False:
+        without = [entry.name for entry in ADVANTAGES.entries() if not entry.critic]
+        yield ConfigIssue(
+            ("algorithm.advantage.name", "model.name"),
+            f"advantage {name!r} needs values, and model {model!r} predicts none",
+            f"choose another model, or an advantage without a critic ({', '.join(without)})",
+        )
+
+
+def _micro_batches_hold_whole_episodes(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check that a whole episode fits into a micro-batch if the loss needs whole episodes."""
+    size, loss, chunks = config.engine.micro_batch_size, algorithm.loss.name, config.rollout.num_chunks
+    if size is not None and fact(LOSSES, loss, "whole") and size < chunks:
+        yield ConfigIssue(
+            ("engine.micro_batch_size", "rollout.num_chunks", "algorithm.loss.name"),
+            f"engine.micro_batch_size = {size}, but loss {loss!r} needs the up to rollout.num_chunks = {chunks} chunks "
+            "of an episode at once",
+            f"set engine.micro_batch_size to {chunks} or more, or algorithm.loss to one that does not compare episodes",
+            fix={"engine.micro_batch_size": chunks},
+        )
+
+
+def _batch_splits_into_minibatches(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check that every minibatch has the same number of chunks."""
+    envs, rollout, parts = config.env.num_envs, config.rollout, algorithm.minibatches
+    batch = envs * rollout.episodes_per_slot * rollout.num_chunks
+    episodes = f" x rollout.episodes_per_slot = {rollout.episodes_per_slot}" if rollout.episodes_per_slot > 1 else ""
+    if batch % parts:
+        yield ConfigIssue(
+            ("algorithm.minibatches", "rollout.num_chunks", "env.num_envs"),
+            f"a batch of env.num_envs = {envs}{episodes} x rollout.num_chunks = {rollout.num_chunks} cannot be split "
+            f"into algorithm.minibatches = {parts}",
+            f"set algorithm.minibatches to {divisors(parts, batch)}",
+            fix={"algorithm.minibatches": max(n for n in range(1, parts + 1) if batch % n == 0)},
+        )
+
+
+def _usual_group_size(config: Config) -> int:
+    """Return the largest size up to 8 of which there are two groups or more; 2 if no size fits."""
+    envs = config.env.num_envs
+    return max((size for size in range(2, 9) if envs % size == 0 and envs > size), default=2)
+
+
+def _group_sizes(config: Config) -> str:
+    envs = config.env.num_envs
+    return ", ".join(str(size) for size in range(2, envs + 1) if envs % size == 0) or f"none fits {envs}; raise it"
+
+
+CRITIC_COLUMNS = ("values", "next_values")
+"""Columns that `collect` writes only with a critic."""
+
+
+def check_stages(config: Config, algorithm: OnPolicyConfig, stages: Sequence[Stage]) -> Iterator[ConfigIssue]:
+    """Check that stages fit the filter and the advantage."""
+    yield from _check_filter(algorithm, [stage.function for stage in stages])
+    if config.pipeline.function is not None or fact(ALGORITHMS, algorithm.name, "critic") is None:
+        yield from _check_critic(algorithm, [stage for stage in stages if stage.function == "collect"])
+
+
+def _check_filter(algorithm: OnPolicyConfig, functions: list[object]) -> Iterator[ConfigIssue]:
+    """Check that a filter is used by a stage, and that stages that filter have one."""
+    name = algorithm.filter.name
+    filters = fact(FILTERS, name, "group")
+    paths = ("algorithm.filter.name", "algorithm.name", "pipeline")
+    builtin = [entry.name for entry in STAGES.entries() if entry.source == "built-in"]
+    if filters is not False and "filter_groups" not in functions and all(each in builtin for each in functions):
+        yield ConfigIssue(
+            paths,
+            f"filter {name!r} has no use: the iteration has no stage that filters",
+            "set algorithm.name to dapo, insert the stage filter_groups, or set algorithm.filter to none",
+        )
+    if filters is False and "filter_groups" in functions:
+        useful = [entry.name for entry in FILTERS.entries() if entry.group]
+        yield ConfigIssue(
+            paths,
+            f"the iteration filters groups, but algorithm.filter.name is {name!r}",
+            f"set algorithm.filter to {' or '.join(useful)}, or choose an algorithm that does not filter",
+        )
+
+
+def _check_critic(algorithm: OnPolicyConfig, collecting: list[Stage]) -> Iterator[ConfigIssue]:
+    """Check that the user's own collecting stages declare the critic's columns if and only if there is a critic."""
+    advantage = algorithm.advantage.name
+    critic = fact(ADVANTAGES, advantage, "critic")
+    for stage in collecting if critic is not None else []:
+        declared = [name for name in CRITIC_COLUMNS if name in stage.writes]
+        columns = ", ".join(map(repr, CRITIC_COLUMNS))
+        if critic and len(declared) < len(CRITIC_COLUMNS):
+            message = f"advantage {advantage!r} has a critic, but stage {stage.name!r} does not write its columns"
+            hint = f"add writes=({columns}) to the stage, or choose an advantage without a critic"
+        elif not critic and declared:
+            message = f"stage {stage.name!r} writes the columns of a critic, but advantage {advantage!r} has none"
+            hint = f"remove {columns} from the stage's writes, or choose an advantage with a critic"
+        else:
+            continue
+        yield ConfigIssue(("pipeline.function", "algorithm.advantage.name", "algorithm.name"), message, hint)

@@ -1,0 +1,1 @@
+"""Soft actor-critic (Haarnoja et al. 2018)."""

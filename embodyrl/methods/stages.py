@@ -1,0 +1,78 @@
+"""Stages that methods share: collecting.
+
+Shapes: `K` chunks, `B` slots (with whole episodes: episodes), `C` actions of a chunk.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodyrl.algorithms.columns import executed_actions
+from embodyrl.errors import UserError
+from embodyrl.pipelines.pipeline import Iteration
+from embodyrl.rollout.batch import BatchError, TrajectoryBatch
+from embodyrl.rollout.episodes import EARLY_SUCCESS, Rollout, success_doubt, success_rate
+from embodyrl.rollout.interventions import Source
+
+
+def collect(iteration: Iteration) -> None:
+    """Run the policy in the simulators, or random actions where the method explores so. Writes the columns of a
+    rollout, and `env/` metrics of the episodes that ended."""
+    random = iteration.learner.explores(iteration.replay)
+    rollout = iteration.collector.collect(random=True) if random else iteration.collector.collect()
+    iteration.rollouts.append(rollout)
+    iteration.batch = rollout.batch
+    iteration.metrics |= rollout_metrics(iteration.rollouts)
+    if (doubt := success_doubt(rollout.finished)) is not None:
+        iteration.warn(EARLY_SUCCESS, doubt)
+    if rollout.finished and success_rate(rollout.finished) is None and iteration.learner.reward.takes("success"):
+        settings = iteration.config
+        raise UserError(
+            f"algorithm.reward = {settings.algorithm.reward.name!r} rewards success, but simulator "
+            f"{settings.env.name!r} does not say whether {', '.join(settings.env.tasks)} is solved: set "
+            "env.success_return where the simulator has it, or algorithm.reward=dense"
+        )
+
+
+def rollout_metrics(rollouts: list[Rollout]) -> dict[str, float]:
+    """Return the metrics of an iteration's rollouts; those of episodes only if any has ended."""
+    env_steps = sum(rollout.env_steps for rollout in rollouts)
+    rewards = sum(float(rollout.batch["rewards"].sum()) for rollout in rollouts)
+    finished = [episode for rollout in rollouts for episode in rollout.finished]
+    metrics = {
+        "env/steps": float(env_steps),
+        "env/episodes": float(len(finished)),
+        "rollout/reward_per_step": rewards / max(env_steps, 1),
+    }
+    if rollouts and "source" in rollouts[0].batch:
+        taken = [rollout.batch["source"][rollout.batch["valid"]] == Source.expert for rollout in rollouts]
+        metrics["env/interventions"] = float(torch.cat(taken).float().mean())
+    if finished and "judged" in rollouts[0].batch:
+        judged = sum(int(rollout.batch["judged"][rollout.batch["valid"]].sum()) for rollout in rollouts)
+        metrics["env/judged_success"] = judged / len(finished)
+    if finished:
+        metrics["env/return"] = float(np.mean([each.total_reward for each in finished]))
+        if (rate := success_rate(finished)) is not None:
+            metrics["env/success_once"] = rate
+        metrics["env/episode_length"] = float(np.mean([each.length for each in finished]))
+    return metrics
+
+
+def batch_of(iteration: Iteration) -> TrajectoryBatch:
+    """Return the batch that an earlier stage has collected."""
+    if iteration.batch is None:
+        raise BatchError("no stage has collected a batch yet: an iteration starts with a stage that does")
+    return iteration.batch
+
+
+def executed_in(batch: TrajectoryBatch) -> Tensor:
+    """Return a mask of the actions that were executed, bool `[K, B, C]`."""
+    return executed_actions(batch["steps"], batch["valid"], batch["rewards"].shape[2])
+
+
+def free_simulators(iteration: Iteration) -> None:
+    """End the simulators while the policy learns, if `env.offload` says so; they come back with the next rollout."""
+    if iteration.config.env.offload:
+        iteration.metrics["memory/simulators_freed_mib"] = iteration.collector.offload() / 2**20
