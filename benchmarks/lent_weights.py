@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 from embodyrl.engine.sync import SharedReceiver, SharedSender
-from embodyrl.placement.lending import Lender
+from embodyrl.placement.transport.lending import Lender
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BYTES = 128 * 2**20

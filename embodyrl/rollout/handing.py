@@ -1,18 +1,15 @@
 """Rollouts for other processes: collected in memory that those of this machine map, so that nothing is copied, and
 that those of other machines read.
-
-The memory has no name (a memfd), so that nothing is left behind however the processes end.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import mmap
-import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.placement.lending import Borrower, Lender, Lent, MemoryGone
+from embodyrl.placement.transport.lending import Borrower, Lender, Lent
+from embodyrl.placement.transport.segment import MemoryGone, Segment
 from embodyrl.rollout.batch import TrajectoryBatch, leaves, type_name
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.spread import is_large
 
-_NAME = "embodyrl-rollout"
+_SEGMENT = "rollout"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +58,7 @@ class SharedColumns:
         self._machine = machine
         self._lender = lender
         self._lent: Lent | None = None
-        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        self._segment = Segment.create(_SEGMENT)
         self._end = 0
         self._offsets: dict[int, int] = {}
         """Offset of each column by its address in this process."""
@@ -70,8 +68,8 @@ class SharedColumns:
         kind = np.dtype(dtype)
         num_bytes = max(1, prod(shape) * kind.itemsize)
         offset, self._end = self._end, self._end + -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        os.ftruncate(self._fd, self._end)
-        room = np.frombuffer(mmap.mmap(self._fd, num_bytes, offset=offset), kind, prod(shape)).reshape(shape)
+        self._segment.resize(self._end)
+        room = np.frombuffer(self._segment.map(num_bytes, offset), kind, prod(shape)).reshape(shape)
         self._offsets[room.ctypes.data] = offset
         return room
 
@@ -82,9 +80,9 @@ class SharedColumns:
             name: [type_name(leaf.dtype), list(leaf.shape), self._offset(leaf)] for name, leaf in leaves(batch).items()
         }
         if self._lender is not None:
-            self._lent = self._lender.lend(self._fd)
+            self._lent = self._lender.lend(self._segment.fd)
         return Handed(
-            address=f"/proc/{os.getpid()}/fd/{self._fd}",
+            address=self._segment.address,
             machine=self._machine,
             lent=None if self._lent is None else dataclasses.asdict(self._lent),
             size=list(batch.size),
@@ -108,9 +106,7 @@ class SharedColumns:
         """Release the memory; it is freed once nobody maps it any more. May be called again."""
         if self._lender is not None and self._lent is not None:
             self._lender.withdraw(self._lent)
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
+        self._segment.close()
 
 
 def take_over(handed: Handed, machine: str = "", *, share: range | None = None, timeout_s: float = 60.0) -> Rollout:
@@ -141,15 +137,13 @@ def take_over(handed: Handed, machine: str = "", *, share: range | None = None, 
 def _map_all(handed: Handed) -> dict[str, Tensor]:
     """Map the columns of a rollout of this machine."""
     try:
-        fd = os.open(handed.address, os.O_RDONLY | os.O_CLOEXEC)
+        segment = Segment.open(handed.address, _SEGMENT)
     except OSError as error:
         raise MemoryGone(f"the rollout at {handed.address} is gone with its process: {error.strerror}") from error
-    try:
-        if _NAME not in str(Path(f"/proc/self/fd/{fd}").readlink()):
-            raise MemoryGone(f"{handed.address} is not the memory of a rollout")
-        return {name: _mapped(fd, *place) for name, place in handed.columns.items()}
-    finally:
-        os.close(fd)
+    except ValueError as error:
+        raise MemoryGone(f"{handed.address} is not the memory of a rollout") from error
+    with closing(segment):
+        return {name: _mapped(segment, *place) for name, place in handed.columns.items()}
 
 
 def _read_all(handed: Handed, share: range | None, timeout_s: float) -> dict[str, Tensor]:
@@ -177,11 +171,10 @@ def _read_all(handed: Handed, share: range | None, timeout_s: float) -> dict[str
     return columns
 
 
-def _mapped(fd: int, kind: str, shape: Sequence[int], offset: int) -> Tensor:
+def _mapped(segment: Segment, kind: str, shape: Sequence[int], offset: int) -> Tensor:
     """Return a column in a memory."""
     dtype: torch.dtype = getattr(torch, kind)
     if not prod(shape):
         return torch.empty(*shape, dtype=dtype)
-    # ACCESS_COPY: pages are shared until they are written to.
-    memory = mmap.mmap(fd, prod(shape) * dtype.itemsize, access=mmap.ACCESS_COPY, offset=offset)
+    memory = segment.map(prod(shape) * dtype.itemsize, offset, copied=True)
     return torch.frombuffer(memory, dtype=dtype).view(*shape)

@@ -15,12 +15,13 @@ from embodyrl.config.schema import PlacementBackend
 from embodyrl.envs.manager.host import SimulatorHost, host_simulators
 from embodyrl.errors import RunError
 from embodyrl.placement.launcher import Launcher, RemoteError, Worker, WorkerDied
-from embodyrl.placement.lending import Lender, MemoryGone
-from embodyrl.placement.line import Address, LineError, LineLost, LineTimeout
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec, inventory
 from embodyrl.placement.ranks import RankInfo
 from embodyrl.placement.run_plan import Machine, Plan, plan_run
+from embodyrl.placement.transport.lending import Lender
+from embodyrl.placement.transport.line import Address, LineError, LineLost, LineTimeout
+from embodyrl.placement.transport.segment import MemoryGone
 from embodyrl.rollout.interventions import expert_of
 from embodyrl.runner.build import as_simulated
 from embodyrl.runner.rundir import WORKER_LOGS

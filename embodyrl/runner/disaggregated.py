@@ -14,7 +14,7 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.sync import SharedSender
 from embodyrl.envs import SimulatorSpec
 from embodyrl.placement.launcher import Request
-from embodyrl.placement.lending import copy_file
+from embodyrl.placement.transport.lending import copy_file
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.handing import Handed, take_over

@@ -25,12 +25,12 @@ from embodyrl.errors import RunError, UserError, explain
 from embodyrl.placement.child import die_with_parent
 from embodyrl.placement.cuda import set_up_cuda
 from embodyrl.placement.launcher import Request, Worker
-from embodyrl.placement.lending import Lender, LentFolder, copy_folder
-from embodyrl.placement.line import Address
 from embodyrl.placement.plan import inventory
 from embodyrl.placement.process import EXIT_S
 from embodyrl.placement.ranks import TCP, Peers, RankInfo, use_own_gpu
 from embodyrl.placement.signals import ignore_from_now_on, leave_to_parent
+from embodyrl.placement.transport.lending import Lender, LentFolder, copy_folder
+from embodyrl.placement.transport.line import Address
 from embodyrl.runner.build import PROGRAM, Host, open_runner
 from embodyrl.runner.checkpoint import Found
 from embodyrl.runner.deployment import LOOPBACK, Deployment, Post

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from embodyrl.config import LoadedConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.placement.launcher import Request
-from embodyrl.placement.lending import Lender, Lent, LentFolder, copy_folder
+from embodyrl.placement.transport.lending import Lender, Lent, LentFolder, copy_folder
 from embodyrl.runner.build import Elsewhere, build_acting, open_simulators
 from embodyrl.runner.deployment import Deployment, Post, lending
 from embodyrl.tracking.clock import Phase

@@ -37,8 +37,8 @@ from embodyrl.engine.sync import (
     VersionError,
     held_by,
 )
-from embodyrl.placement.lending import Lender, Lent
-from embodyrl.placement.line import LineLost
+from embodyrl.placement.transport.lending import Lender, Lent
+from embodyrl.placement.transport.line import LineLost
 
 SOON = 0.3
 Reach = Callable[[SharedSender], str | Lent]
@@ -147,7 +147,7 @@ def test_frozen_weights_that_both_sides_have_do_not_travel(reach: Reach) -> None
         receiver.receive(version)
         for name, tensor in receiving.state_dict().items():
             assert torch.equal(tensor, module.state_dict()[name].to(tensor.dtype)), name
-    assert len(sender._segment.bytes) < 300 * 300 * 2
+    assert len(sender._memory.bytes) < 300 * 300 * 2
 
 
 def test_frozen_weights_that_differ_are_named(reach: Reach) -> None:
@@ -195,7 +195,7 @@ def test_bytes_that_changed_on_the_way_are_not_taken() -> None:
     receiver = SharedReceiver(policy, sender.address, timeout_s=SOON)
     before = decide(policy)
     sender.send(0)
-    sender._segment.bytes[-200] ^= 4
+    sender._memory.bytes[-200] ^= 4
     with pytest.raises(ChecksumError, match="the memory does not hold what was sent as version 0"):
         receiver.receive(0)
     assert np.array_equal(decide(policy), before) and receiver.version is None
@@ -250,7 +250,7 @@ def test_a_sender_killed_while_writing_is_named_and_leaves_nothing() -> None:
         assert trainer.process.exitcode == -signal.SIGKILL
         with pytest.raises(PeerLost, match="ended before version 1; the newest one is 0"):
             receiver.receive(1)
-        late = SharedReceiver(other_policy(), f"/proc/self/fd/{receiver._segment.fd}", timeout_s=60)
+        late = SharedReceiver(other_policy(), f"/proc/self/fd/{receiver._memory.segment.fd}", timeout_s=60)
         with pytest.raises(PeerLost, match="whoever sends weights ended, or failed, while it was writing version 1"):
             late.receive(0)
         assert np.array_equal(decide(policy), before) and receiver.version == 0
@@ -298,8 +298,8 @@ def test_a_sender_on_another_machine_that_ends_is_noticed_and_half_a_version_nev
         receiver.receive(0)
         before = [tensor.clone() for tensor in receiving.parameters()]
         sender.send(1)
-        assert sender._segment is not None
-        sender._segment.bytes[-100] ^= 1
+        assert sender._memory is not None
+        sender._memory.bytes[-100] ^= 1
         with pytest.raises(ChecksumError, match="the memory does not hold what was sent as version 1"):
             receiver.receive(1)
         assert all(torch.equal(one, other) for one, other in zip(before, receiving.parameters(), strict=True))

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from embodyrl.placement.lending import Lender, MemoryGone
-from embodyrl.placement.line import LineError
+from embodyrl.placement.transport.lending import Lender
+from embodyrl.placement.transport.line import LineError
+from embodyrl.placement.transport.segment import MemoryGone
 from embodyrl.rollout.batch import COLUMNS, TrajectoryBatch, leaves
 from embodyrl.rollout.episodes import Rollout
 from embodyrl.rollout.handing import Handed, SharedColumns, take_over

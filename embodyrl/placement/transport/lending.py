@@ -14,18 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from embodyrl.errors import RunError
 from embodyrl.files import files_in, is_inside, replacing, require_room
-from embodyrl.placement.line import Address, LineError, Listener, Service, connect, understood
+from embodyrl.placement.transport.line import Address, LineError, Listener, Service, connect, understood
 
 _PIECE = 64 << 20
 """Bytes of a file that are asked for at once."""
 _PATIENCE_S = 600.0
 """Longest time for a borrower to take what it has asked for [s]; one whose machine is gone is noticed much earlier."""
-
-
-class MemoryGone(RunError):
-    """Raised when memory that another process of this machine shares cannot be mapped."""
 
 
 @dataclass(frozen=True)

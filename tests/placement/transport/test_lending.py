@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from embodyrl.placement.lending import Borrower, Lender, Lent, LentFolder, copy_file, copy_folder
-from embodyrl.placement.line import LineError, connect
+from embodyrl.placement.transport.lending import Borrower, Lender, Lent, LentFolder, copy_file, copy_folder
+from embodyrl.placement.transport.line import LineError, connect
 
 HOST = "127.0.0.3"
 
