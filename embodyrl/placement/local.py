@@ -82,7 +82,7 @@ class LocalWorker:
         return self._process.pid
 
     def __str__(self) -> str:
-        slots = self._spec.slots
+        slots = range(0) if self._spec.role == "rank" else self._spec.slots
         served = f", envs {slots[0]}..{slots[-1]}" if len(slots) > 1 else f", env {slots[0]}" if slots else ""
         return f"{self._spec.label} (pid {self.pid}{served})"
 

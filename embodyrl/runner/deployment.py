@@ -17,7 +17,7 @@ from embodyrl.errors import RunError
 from embodyrl.placement.launcher import Launcher, RemoteError, Worker, WorkerDied
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec, inventory
-from embodyrl.placement.ranks import RankInfo
+from embodyrl.placement.ranks import RankInfo, is_launched
 from embodyrl.placement.run_plan import Machine, Plan, plan_run
 from embodyrl.placement.transport.lending import Lender
 from embodyrl.placement.transport.line import Address, LineError, LineLost, LineTimeout
@@ -216,9 +216,9 @@ def deployed(loaded: LoadedConfig, place: RankInfo, run_dir: Path, lost: Collect
             launcher = RayLauncher(cluster, plugins=plugins, plugin_path=plugin_path)
         else:
             # torchrun has placed the ranks, perhaps on several machines: a plan is of what this process starts.
-            workers = config.placement.rollout.workers
+            starts_some = config.placement.rollout.workers or (place.size > 1 and not is_launched())
             here = Machine(inventory=inventory())
-            plan = plan_run(config, [here], place.size) if workers else Plan(specs=(), machines=())
+            plan = plan_run(config, [here], place.size) if starts_some else Plan(specs=(), machines=())
             launcher = LocalLauncher(plugins=plugins, plugin_path=plugin_path, log_dir=run_dir / WORKER_LOGS)
         stack.callback(launcher.close, timeout=1.0)
         deployment = Deployment(loaded, run_dir, plan, launcher)

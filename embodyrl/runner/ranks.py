@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 import math
 import os
 import socket
@@ -20,22 +19,20 @@ import psutil
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.plugins import ORIGIN_FILE
-from embodyrl.config.schema import Config, PlacementBackend
+from embodyrl.config.schema import Config
 from embodyrl.errors import RunError, UserError, explain
-from embodyrl.placement.child import die_with_parent
 from embodyrl.placement.cuda import set_up_cuda
 from embodyrl.placement.launcher import Request, Worker
 from embodyrl.placement.plan import inventory
 from embodyrl.placement.process import EXIT_S
-from embodyrl.placement.ranks import TCP, Peers, RankInfo, use_own_gpu
-from embodyrl.placement.signals import ignore_from_now_on, leave_to_parent
+from embodyrl.placement.ranks import TCP, RankInfo, is_launched, use_own_gpu
 from embodyrl.placement.transport.lending import Lender, LentFolder, copy_folder
 from embodyrl.placement.transport.line import Address
 from embodyrl.runner.build import PROGRAM, Host, open_runner
 from embodyrl.runner.checkpoint import Found
 from embodyrl.runner.deployment import LOOPBACK, Deployment, Post
 from embodyrl.runner.fitting import follow_choices
-from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, WORKER_LOGS, RunDir, read_config
+from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, RunDir, read_config
 
 if TYPE_CHECKING:
     from embodyrl.engine.parallel import Ranks
@@ -48,7 +45,8 @@ _POLL_S = 0.05
 
 
 class LaunchedRanks:
-    """The other ranks of a run, started on their machines through its launcher.
+    """The other ranks of a run, started through its launcher; none if torchrun has started them. They log to
+    `rank-<n>.log`, leave Ctrl-C to this process, and die with it.
 
     Args:
         deployment: of the run.
@@ -63,6 +61,8 @@ class LaunchedRanks:
 
     def start(self, place: RankInfo) -> RankInfo:
         """Start them; returns the place of this one, with the meeting point."""
+        if is_launched():
+            return place
         host = place.address or LOOPBACK
         use_network_of(host)
         meeting = socket.create_server((host, 0), backlog=place.size)
@@ -167,8 +167,7 @@ def leading(
         yield None
         return
     config = deployment.loaded.config
-    on_ray = config.placement.backend is PlacementBackend.ray
-    peers = LaunchedRanks(deployment) if on_ray else Peers(run_dir, run_dir / WORKER_LOGS)
+    peers = LaunchedRanks(deployment)
     try:
         place = peers.start(place)
         use_own_gpu(place, config.engine.device, inventory())
@@ -262,18 +261,3 @@ def follow(
             host=host,
         ) as runner:
             return run_dir, runner.run()
-
-
-def main(parent: str, run_dir: str, place: str) -> None:
-    """Entry point of a rank that the first one started; dies with it."""
-    die_with_parent(int(parent))
-    leave_to_parent()
-    faulthandler.enable()
-    started = time.monotonic()
-    try:
-        config = read_config(Path(run_dir), [], SOURCES, trust=True).config  # as the first rank does
-        sys.exit(follow(config, RankInfo.from_json(place), started=started)[1])
-    except (UserError, RunError) as error:
-        sys.exit(explain(error))
-    finally:
-        ignore_from_now_on()  # the first rank reads this one's exit status
