@@ -86,7 +86,7 @@ def follow_parent(parent: int, number: signal.Signals) -> None:
 
 
 def serve(pipe: Pipe) -> None:
-    """Answer calls and rings until `close`. The first call must be `start`.
+    """Answer calls and notifications until `close`. The first call must be `start`.
 
     Raises:
         EOFError: the parent closed the line.
@@ -95,7 +95,7 @@ def serve(pipe: Pipe) -> None:
     while True:
         message = pipe.listen()
         if isinstance(message, int):
-            answer_ring(service, message, pipe)
+            answer_notification(service, message, pipe)
             continue
         call = decode_call(message)
         try:
@@ -114,10 +114,10 @@ def serve(pipe: Pipe) -> None:
             return
 
 
-def answer_ring(service: Any, number: int, pipe: Pipe) -> None:
-    """Call `on_ring`, then answer the ring; an error goes through the pipe."""
+def answer_notification(service: Any, number: int, pipe: Pipe) -> None:
+    """Call `on_notify`, then answer the notification; an error goes through the pipe."""
     try:
-        service.on_ring()
+        service.on_notify()
     except BaseException as error:
         pipe.send(encode_reply(number, describe(error)))
     else:

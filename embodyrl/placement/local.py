@@ -65,8 +65,8 @@ class LocalWorker:
         self._numbers = itertools.count(1)
         self._awaited: dict[int, LocalRequest] = {}
         """Messages without a reply, by number."""
-        self.rung: LocalRequest | None = None
-        """The ring without an answer, even if nobody waits for it any more."""
+        self.notified: LocalRequest | None = None
+        """The notification without an answer, even if nobody waits for it any more."""
         self._last: LocalRequest | None = None
         self._end: WorkerError | None = None
         self._is_gone = False
@@ -107,15 +107,15 @@ class LocalWorker:
     @property
     def is_idle(self) -> bool:
         """True if it has answered every request; see `launcher.Worker`."""
-        return self.rung is None and not self._awaited
+        return self.notified is None and not self._awaited
 
-    def ring(self, method: str, *, timeout: float = 60.0) -> Request:
-        """Request `on_ring` by doorbell; see `launcher.Worker.ring`."""
+    def notify(self, method: str, *, timeout: float = 60.0) -> Request:
+        """Request `on_notify` by doorbell; see `launcher.Worker.notify`."""
         self.raise_if_ended()
         if not self.is_idle:
-            raise RuntimeError(f"{self} is busy with {self._doing!r}: a ring would overtake it")
+            raise RuntimeError(f"{self} is busy with {self._doing!r}: a notification would overtake it")
         request = LocalRequest(self, next(self._numbers), method, timeout, time.monotonic() + timeout)
-        self.rung = self._last = request
+        self.notified = self._last = request
         os.eventfd_write(self._pipe.doorbell.bell, request.id)
         return request
 
@@ -139,24 +139,24 @@ class LocalWorker:
         self._awaited.pop(request.id, None)
 
     def hear_answer(self) -> None:
-        """File the answer to a ring, if it has arrived.
+        """File the answer to a notification, if it has arrived.
 
         Raises:
-            WorkerDied: it answers another ring, so the worker was killed.
+            WorkerDied: it answers another notification, so the worker was killed.
         """
         try:
             number = os.eventfd_read(self._pipe.doorbell.answers)
         except BlockingIOError:
             return
-        if self.rung is None or number != self.rung.id:
-            rung = None if self.rung is None else self.rung.id
-            raise self._babbled(ValueError(f"answer {number} to ring {rung}"))
-        self.rung.reply = None
-        self.rung = None
+        if self.notified is None or number != self.notified.id:
+            notified = None if self.notified is None else self.notified.id
+            raise self._babbled(ValueError(f"answer {number} to notification {notified}"))
+        self.notified.reply = None
+        self.notified = None
 
     def _file(self, number: int, value: object) -> None:
-        if self.rung is not None and number == self.rung.id:
-            self.rung.reply, self.rung = value, None
+        if self.notified is not None and number == self.notified.id:
+            self.notified.reply, self.notified = value, None
         elif (request := self._awaited.pop(number, None)) is not None:
             request.reply = value
 
@@ -376,7 +376,7 @@ class LocalLauncher:
         return [request for request in chosen if request.reply is not NO_REPLY]
 
     def _listen(self, missing: Sequence[LocalRequest], wake_for: Sequence[LocalRequest], deadline: float) -> bool:
-        """Wait until a worker sends a message, ends, or answers a ring of `wake_for`.
+        """Wait until a worker sends a message, ends, or answers a notification of `wake_for`.
 
         All replies that have arrived by then are filed.
 
@@ -388,11 +388,11 @@ class LocalLauncher:
             WorkerDied: the process of one of these workers ended.
         """
         for request in wake_for:
-            if request.worker.rung is not None:
+            if request.worker.notified is not None:
                 self._poller.wake_for(request.worker)
         said, happened = self._poller.wait(deadline - time.monotonic())
         for request in missing:
-            if request.worker.rung is not None:
+            if request.worker.notified is not None:
                 request.worker.hear_answer()
         # A worker of another call that dies must not fail this one: its error waits for its own next request.
         for worker in said:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.placement.transport.lending import Borrower, Lender, Lent
+from embodyrl.placement.transport.lending import MemoryClient, MemoryServer, RemoteMemory
 from embodyrl.placement.transport.segment import MemoryGone, Segment
 from embodyrl.rollout.batch import TrajectoryBatch, leaves, type_name
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
@@ -27,7 +27,7 @@ _SEGMENT = "rollout"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handed:
+class SharedRollout:
     """A rollout in shared memory, as plain data that JSON can hold."""
 
     address: str
@@ -35,7 +35,7 @@ class Handed:
     machine: str
     """Name of that machine in the plan."""
     lent: Mapping[str, Any] | None
-    """Fields of the `Lent` for other machines; None: there are none."""
+    """Fields of the `RemoteMemory` for other machines; None: there are none."""
     size: Sequence[int]
     """`[K, B]`."""
     columns: Mapping[str, Sequence[Any]]
@@ -51,13 +51,13 @@ class SharedColumns:
 
     Args:
         machine: name of this one.
-        lender: lends the memory to other machines; None: there are none.
+        server: lends the memory to other machines; None: there are none.
     """
 
-    def __init__(self, machine: str = "", lender: Lender | None = None) -> None:
+    def __init__(self, machine: str = "", server: MemoryServer | None = None) -> None:
         self._machine = machine
-        self._lender = lender
-        self._lent: Lent | None = None
+        self._server = server
+        self._lent: RemoteMemory | None = None
         self._segment = Segment.create(_SEGMENT)
         self._end = 0
         self._offsets: dict[int, int] = {}
@@ -73,15 +73,15 @@ class SharedColumns:
         self._offsets[room.ctypes.data] = offset
         return room
 
-    def hand_over(self, rollout: Rollout) -> Handed:
+    def share(self, rollout: Rollout) -> SharedRollout:
         """Return what others need to map a rollout; columns that are elsewhere are copied here first."""
         batch = rollout.batch
         columns = {
             name: [type_name(leaf.dtype), list(leaf.shape), self._offset(leaf)] for name, leaf in leaves(batch).items()
         }
-        if self._lender is not None:
-            self._lent = self._lender.lend(self._segment.fd)
-        return Handed(
+        if self._server is not None:
+            self._lent = self._server.lend(self._segment.fd)
+        return SharedRollout(
             address=self._segment.address,
             machine=self._machine,
             lent=None if self._lent is None else dataclasses.asdict(self._lent),
@@ -104,17 +104,19 @@ class SharedColumns:
 
     def close(self) -> None:
         """Release the memory; it is freed once nobody maps it any more. May be called again."""
-        if self._lender is not None and self._lent is not None:
-            self._lender.withdraw(self._lent)
+        if self._server is not None and self._lent is not None:
+            self._server.withdraw(self._lent)
         self._segment.close()
 
 
-def take_over(handed: Handed, machine: str = "", *, share: range | None = None, timeout_s: float = 60.0) -> Rollout:
-    """Return a rollout that another process has handed over: mapped, or read if it is on another machine. What is
+def map_rollout(
+    shared: SharedRollout, machine: str = "", *, share: range | None = None, timeout_s: float = 60.0
+) -> Rollout:
+    """Return a rollout that another process has shared: mapped, or read if it is on another machine. What is
     changed in it changes only here.
 
     Args:
-        handed: the rollout.
+        shared: the rollout.
         machine: name of this one.
         share: slots whose large columns are needed; from another machine no others are read. None: all.
         timeout_s: longest time for another machine to answer [s].
@@ -123,51 +125,51 @@ def take_over(handed: Handed, machine: str = "", *, share: range | None = None, 
         MemoryGone: the process that collected it has ended, or the address is not that of a rollout.
         LineError: the same on another machine.
     """
-    if handed.machine == machine or handed.lent is None:
-        columns = _map_all(handed)
+    if shared.machine == machine or shared.lent is None:
+        columns = _map_all(shared)
     else:
-        columns = _read_all(handed, share, timeout_s)
+        columns = _read_all(shared, share, timeout_s)
     return Rollout(
-        batch=TrajectoryBatch.from_leaves(columns, torch.Size(handed.size), handed.task_descriptions),
-        finished=[FinishedEpisode(**episode) for episode in handed.finished],
-        env_steps=handed.env_steps,
+        batch=TrajectoryBatch.from_leaves(columns, torch.Size(shared.size), shared.task_descriptions),
+        finished=[FinishedEpisode(**episode) for episode in shared.finished],
+        env_steps=shared.env_steps,
     )
 
 
-def _map_all(handed: Handed) -> dict[str, Tensor]:
+def _map_all(shared: SharedRollout) -> dict[str, Tensor]:
     """Map the columns of a rollout of this machine."""
     try:
-        segment = Segment.open(handed.address, _SEGMENT)
+        segment = Segment.open(shared.address, _SEGMENT)
     except OSError as error:
-        raise MemoryGone(f"the rollout at {handed.address} is gone with its process: {error.strerror}") from error
+        raise MemoryGone(f"the rollout at {shared.address} is gone with its process: {error.strerror}") from error
     except ValueError as error:
-        raise MemoryGone(f"{handed.address} is not the memory of a rollout") from error
+        raise MemoryGone(f"{shared.address} is not the memory of a rollout") from error
     with closing(segment):
-        return {name: _mapped(segment, *place) for name, place in handed.columns.items()}
+        return {name: _mapped(segment, *place) for name, place in shared.columns.items()}
 
 
-def _read_all(handed: Handed, share: range | None, timeout_s: float) -> dict[str, Tensor]:
+def _read_all(shared: SharedRollout, share: range | None, timeout_s: float) -> dict[str, Tensor]:
     """Read the columns of a rollout of another machine `[K, B, ...]`; of large ones only the slots `share`."""
-    assert handed.lent is not None
+    assert shared.lent is not None
     # What is not read takes no memory.
     columns = {
-        name: torch.zeros(*shape, dtype=getattr(torch, kind)) for name, (kind, shape, _) in handed.columns.items()
+        name: torch.zeros(*shape, dtype=getattr(torch, kind)) for name, (kind, shape, _) in shared.columns.items()
     }
     starts: list[int] = []
     rooms: list[memoryview] = []
     for name, column in columns.items():
         if not column.numel():
             continue
-        content, offset = column.flatten().view(torch.uint8).numpy().data, handed.columns[name][2]
+        content, offset = column.flatten().view(torch.uint8).numpy().data, shared.columns[name][2]
         wanted, inside = column.nbytes, [0]
         if share is not None and is_large(name, column):
             row, slot = column[0].nbytes, column[0, 0].nbytes
             wanted, inside = len(share) * slot, [step * row + share.start * slot for step in range(len(column))]
         starts += [offset + start for start in inside]
         rooms += [content[start : start + wanted] for start in inside]
-    lent = Lent.from_plain(handed.lent)
-    with Borrower(lent.line, timeout_s=timeout_s) as borrower:
-        borrower.read(lent, starts, rooms)  # all at once: a question for each column would cost a latency each
+    lent = RemoteMemory.from_plain(shared.lent)
+    with MemoryClient(lent.line, timeout_s=timeout_s) as client:
+        client.read(lent, starts, rooms)  # all at once: a question for each column would cost a latency each
     return columns
 
 

@@ -26,11 +26,11 @@ from embodyrl.placement.launcher import Request, Worker
 from embodyrl.placement.plan import inventory
 from embodyrl.placement.process import EXIT_S
 from embodyrl.placement.ranks import TCP, RankInfo, is_launched, use_own_gpu
-from embodyrl.placement.transport.lending import Lender, LentFolder, copy_folder
+from embodyrl.placement.transport.lending import MemoryServer, RemoteFolder, copy_folder
 from embodyrl.placement.transport.line import Address
 from embodyrl.runner.build import PROGRAM, Host, open_runner
 from embodyrl.runner.checkpoint import Found
-from embodyrl.runner.deployment import LOOPBACK, Deployment, Post
+from embodyrl.runner.deployment import LOOPBACK, Deployment, ProcessAddress
 from embodyrl.runner.fitting import follow_choices
 from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, RunDir, read_config
 
@@ -107,13 +107,13 @@ class Follower:
 
     Args:
         loaded: config of the run.
-        post: of this rank.
+        address: of this rank.
     """
 
-    def __init__(self, loaded: LoadedConfig, post: Post) -> None:
+    def __init__(self, loaded: LoadedConfig, address: ProcessAddress) -> None:
         self._started = time.monotonic()
         self._config = loaded.config
-        self._post = post
+        self._address = address
 
     def follow(self, meeting: str) -> int:
         """Take part in the run until its end; returns the exit code. An error ends the process: the first rank looks
@@ -122,11 +122,11 @@ class Follower:
         Args:
             meeting: where the ranks find each other.
         """
-        self._post.enter()
-        place = dataclasses.replace(self._post.place, meeting=meeting)
+        self._address.enter()
+        place = dataclasses.replace(self._address.place, meeting=meeting)
         use_network_of(place.address or LOOPBACK)
         try:
-            return follow(self._config, place, started=self._started, simulators=self._post.simulators)[1]
+            return follow(self._config, place, started=self._started, simulators=self._address.simulators)[1]
         except BaseException as error:
             if isinstance(error, UserError | RunError):
                 code = explain(error)
@@ -151,7 +151,7 @@ def use_network_of(host: str) -> None:
 
 @contextmanager
 def leading(
-    deployment: Deployment, place: RankInfo, run_dir: Path, checkpoint: Found | None, lender: Lender | None
+    deployment: Deployment, place: RankInfo, run_dir: Path, checkpoint: Found | None, server: MemoryServer | None
 ) -> Iterator[Ranks | None]:
     """Be the first rank for the length of a block: start the others, hand them config and checkpoint, and wait for
     their end. Yields None if there are no others.
@@ -161,7 +161,7 @@ def leading(
         place: of this rank.
         run_dir: of the run.
         checkpoint: to continue from; None: from the start.
-        lender: lends files to other machines; None: there are none.
+        server: lends files to other machines; None: there are none.
     """
     if place.size == 1:
         yield None
@@ -177,18 +177,20 @@ def leading(
 
         device, timeout_s = choose_device(config.engine.device), config.engine.parallel.timeout_s
         with connected(place, device, timeout_s, peers.raise_if_ended, peers.listening) as ranks:
-            hand_over(ranks, place, run_dir, checkpoint, lender)
+            hand_over(ranks, place, run_dir, checkpoint, server)
             yield ranks
         peers.finish(ENDING_S)
     finally:
         peers.close()
 
 
-def hand_over(ranks: Ranks, place: RankInfo, run_dir: Path, checkpoint: Found | None, lender: Lender | None) -> None:
+def hand_over(
+    ranks: Ranks, place: RankInfo, run_dir: Path, checkpoint: Found | None, server: MemoryServer | None
+) -> None:
     """Give the other ranks what `handed_over` returns there. For the arguments see `leading`."""
     from embodyrl.engine.parallel import machine_here
 
-    with nullcontext(None) if lender is None or checkpoint is None else lender.folder(checkpoint.place) as lent:
+    with nullcontext(None) if server is None or checkpoint is None else server.folder(checkpoint.place) as lent:
         ranks.broadcast_from_rank0(
             {
                 "machine": place.machine or machine_here(),
@@ -210,7 +212,7 @@ def handed_over(ranks: Ranks, place: RankInfo) -> Iterator[tuple[Path, Found | N
     from embodyrl.engine.parallel import machine_here
 
     told: Any = ranks.broadcast_from_rank0(None)
-    lent = None if told["lent"] is None else LentFolder.from_plain(told["lent"])
+    lent = None if told["lent"] is None else RemoteFolder.from_plain(told["lent"])
     with ExitStack() as stack:
         if told["machine"] == (place.machine or machine_here()):
             run_dir, saved = Path(told["run_dir"]), told["checkpoint"] and Path(told["checkpoint"])

@@ -37,11 +37,11 @@ from embodyrl.engine.sync import (
     VersionError,
     held_by,
 )
-from embodyrl.placement.transport.lending import Lender, Lent
+from embodyrl.placement.transport.lending import MemoryServer, RemoteMemory
 from embodyrl.placement.transport.line import LineLost
 
 SOON = 0.3
-Reach = Callable[[SharedSender], str | Lent]
+Reach = Callable[[SharedSender], str | RemoteMemory]
 
 
 @pytest.fixture(params=["here", "elsewhere"])
@@ -50,8 +50,8 @@ def reach(request: pytest.FixtureRequest) -> Iterator[Reach]:
     if request.param == "here":
         yield lambda sender: sender.address
         return
-    with Lender("127.0.0.3") as lender:
-        yield lambda sender: sender.lend(lender)
+    with MemoryServer("127.0.0.3") as server:
+        yield lambda sender: sender.lend(server)
 
 
 def test_a_policy_in_another_process_decides_like_the_one_that_learns() -> None:
@@ -213,8 +213,11 @@ def test_other_tensors_and_other_memory_are_refused() -> None:
         SharedReceiver(make_policy(), "/dev/zero", timeout_s=SOON)
     fd = os.memfd_create("embodyrl-test", os.MFD_CLOEXEC)
     os.write(fd, b"\x7f" * 4096)
-    with Lender("127.0.0.3") as lender, pytest.raises(SyncError, match="lends no memory of this version's sender"):
-        SharedReceiver(make_policy(), lender.lend(fd), timeout_s=SOON)
+    with (
+        MemoryServer("127.0.0.3") as server,
+        pytest.raises(SyncError, match="lends no memory of this version's sender"),
+    ):
+        SharedReceiver(make_policy(), server.lend(fd), timeout_s=SOON)
     os.close(fd)
 
 
@@ -292,8 +295,8 @@ def wait_until_stopped(peer: Peer) -> None:
 
 def test_a_sender_on_another_machine_that_ends_is_noticed_and_half_a_version_never_taken() -> None:
     sender, receiving = SharedSender(make_policy(), timeout_s=SOON), other_policy()
-    with Lender("127.0.0.3") as lender:
-        receiver = SharedReceiver(receiving, sender.lend(lender), timeout_s=SOON)
+    with MemoryServer("127.0.0.3") as server:
+        receiver = SharedReceiver(receiving, sender.lend(server), timeout_s=SOON)
         sender.send(0)
         receiver.receive(0)
         before = [tensor.clone() for tensor in receiving.parameters()]

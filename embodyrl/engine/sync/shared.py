@@ -20,7 +20,7 @@ from embodyrl.engine.sync.checksum import checksum
 from embodyrl.engine.sync.errors import ChecksumError, PeerLost, SyncError, VersionError
 from embodyrl.engine.sync.layout import Entry
 from embodyrl.engine.sync.locks import ByteLock, wait_until
-from embodyrl.placement.transport.lending import Borrower, Lender, Lent
+from embodyrl.placement.transport.lending import MemoryClient, MemoryServer, RemoteMemory
 from embodyrl.placement.transport.segment import Segment
 
 _SEGMENT = "weights"
@@ -79,7 +79,7 @@ class _Memory:
         return data[:fixed], data[fixed:]
 
 
-class _LentMemory:
+class _MemoryElsewhere:
     """The same memory on another machine. Nothing keeps its sender from writing while it is read: checksums tell.
 
     Args:
@@ -87,9 +87,9 @@ class _LentMemory:
         timeout_s: longest time for the other machine to answer [s].
     """
 
-    def __init__(self, lent: Lent, timeout_s: float) -> None:
+    def __init__(self, lent: RemoteMemory, timeout_s: float) -> None:
         self._lent = lent
-        self._line = Borrower(lent.line, timeout_s=timeout_s)
+        self._line = MemoryClient(lent.line, timeout_s=timeout_s)
         if self[_KIND] != _MAGIC:
             self.close()
             raise SyncError(f"{lent.line} lends no memory of this version's sender of weights")
@@ -186,13 +186,13 @@ class SharedSender:
             raise SyncError(f"weights are offered by the first rank, and this is rank {dist.get_rank()}")
         return self._memory
 
-    def lend(self, lender: Lender) -> Lent:
+    def lend(self, server: MemoryServer) -> RemoteMemory:
         """Lend the memory to receivers on other machines; a version must stay until they have taken it.
 
         Raises:
             SyncError: this is not the first rank.
         """
-        return lender.lend(self._offered().segment.fd)
+        return server.lend(self._offered().segment.fd)
 
     def send(self, version: int) -> int:
         """Put the module's weights of this moment there; returns the bytes that this rank wrote.
@@ -255,10 +255,10 @@ class SharedReceiver:
         LayoutError: it sends other tensors than the module has.
     """
 
-    def __init__(self, module: nn.Module, address: str | Lent, *, timeout_s: float) -> None:
+    def __init__(self, module: nn.Module, address: str | RemoteMemory, *, timeout_s: float) -> None:
         self._module = module
         self._timeout_s = timeout_s
-        self._memory = _LentMemory(address, timeout_s) if isinstance(address, Lent) else _open(address)
+        self._memory = _MemoryElsewhere(address, timeout_s) if isinstance(address, RemoteMemory) else _open(address)
         entries = plan.from_json(self._memory.text())
         plan.check_fit(entries, plan.held_by(module))
         self._frozen = [each for each in entries if each.sum is not None]

@@ -124,7 +124,7 @@ class WorkerPool:
                 # A busy process may still have to read `stepping` for its present chunk.
                 if worker.is_idle:
                     stepping[share.served] = share.mask
-                    requests.append(worker.ring("step", timeout=timeout))
+                    requests.append(worker.notify("step", timeout=timeout))
                 else:
                     requests.append(worker.request("step", *share.arguments, timeout=timeout))
             except (WorkerDied, WorkerTimeout) as error:

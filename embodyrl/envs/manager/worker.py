@@ -123,7 +123,7 @@ class EnvWorker:
         self._step(slots or self._all, video=None)
 
     @_serving
-    def on_ring(self) -> None:
+    def on_notify(self) -> None:
         """Do what `step` does, in the slots of the mask `stepping`; called by the doorbell."""
         wanted = self._arrays["stepping"].tolist()
         self._step(self._all if all(wanted) else tuple(slot for slot in self._all if wanted[slot]), video=None)

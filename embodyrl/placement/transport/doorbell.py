@@ -1,8 +1,8 @@
 """The doorbell of a worker process, and the wait of its parent for answers, messages and ends of many workers.
 
-The doorbell is a pair of eventfds, counters in the kernel: the parent rings with the number of a request, and the
-worker answers with the same number. At most one ring may be unanswered, since numbers written before they are read add
-up.
+The doorbell is a pair of eventfds, counters in the kernel: the parent notifies with the number of a request, and
+the worker answers with the same number. At most one notification may be unanswered, since numbers written before they
+are read add up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ W = TypeVar("W")
 
 
 class Doorbell(NamedTuple):
-    """Both eventfds. Who rings or answers calls `os.eventfd_write` directly: every step of every worker does so."""
+    """Both eventfds. Who notifies or answers calls `os.eventfd_write` directly: every step of every worker does so."""
 
     bell: int
     """Numbers of requests, from the parent."""
@@ -35,8 +35,8 @@ class Doorbell(NamedTuple):
 class WorkerPoller(Generic[W]):
     """All file descriptors on which workers report, in one epoll set that lives as long as the workers.
 
-    Pipes and process ends always wake the parent. The answer to a ring does so only if `wake_for` was called for it, so
-    that the parent can sleep until the slowest of several workers is done.
+    Pipes and process ends always wake the parent. The answer to a notification does so only if `wake_for` was
+    called for it, so that the parent can sleep until the slowest of several workers is done.
     """
 
     _epoll: select.epoll
@@ -68,7 +68,7 @@ class WorkerPoller(Generic[W]):
             self._epoll.close()
 
     def wake_for(self, worker: W) -> None:
-        """Let the next `wait` end when this worker answers its ring."""
+        """Let the next `wait` end when this worker answers its notification."""
         fd = self._answers[worker]
         if fd not in self._armed:
             self._epoll.modify(fd, select.EPOLLIN | select.EPOLLONESHOT)
@@ -78,8 +78,8 @@ class WorkerPoller(Generic[W]):
         """Wait up to `timeout` [s].
 
         Returns:
-            The workers that sent a message or ended (answers to rings are not among them), and whether anything
-            happened, if only that a day has passed.
+            The workers that sent a message or ended (answers to notifications are not among them), and whether
+            anything happened, if only that a day has passed.
         """
         said: dict[W, None] = {}
         events = self._epoll.poll(max(0.0, min(timeout, _A_DAY_S))) if self._owners else []

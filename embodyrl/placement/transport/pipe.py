@@ -148,7 +148,7 @@ class Pipe:
         return frame
 
     def listen(self) -> int | bytes:
-        """Return the number of the next ring or the next frame, waiting as long as it takes (blocking end only).
+        """Return the number of the next notification or the next frame; waits as long as it takes (blocking end only).
 
         Raises:
             EOFError: the other side has closed its end.
