@@ -2,7 +2,7 @@
 
     python benchmarks/hand_over.py [--rounds 7] [--out benchmarks/results/hand_over.json]
 
-Two processes: one collects (it writes chunk after chunk into the columns), the other maps what it is handed and reads
+Two processes: one collects (it writes chunk after chunk into the columns), the other maps what that shares and reads
 every byte. Writing takes place in both, into ordinary memory as well (`write_s`, `write_shared_s`); `read_s` is reading
 ordinary memory in the rank, and `way_1_s`, `way_2_s` are message, mapping and reading with one worker and with two,
 whose small columns are joined. `way_of_memcpy`: (way - read) / memcpy, what the way costs; `all_of_memcpy`: with what
@@ -31,7 +31,7 @@ from embodyrl.engine.parallel import Ranks
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.collector import RolloutBuffer, Zeros
 from embodyrl.rollout.episodes import Rollout
-from embodyrl.rollout.handing import SharedColumns, take_over
+from embodyrl.rollout.handing import SharedColumns, map_rollout
 from embodyrl.rollout.spread import join_rollouts, leave_large
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -68,7 +68,7 @@ def work(line: Connection) -> None:
         earlier = SharedColumns()
         rollout, seconds = collect(slots, earlier.zeros)
         start = time.perf_counter()
-        line.send((earlier.hand_over(rollout), ordinary, seconds, start))
+        line.send((earlier.share(rollout), ordinary, seconds, start))
 
 
 def read(images: torch.Tensor) -> float:
@@ -84,8 +84,8 @@ def way(lines: list[Connection], slots: int) -> tuple[float, float, float]:
     usual, written, rest, parts = 0.0, 0.0, 0.0, []
     for line in lines:  # one after the other: each has a core
         line.send(slots // len(lines))
-        handed, ordinary, seconds, start = line.recv()
-        parts.append(take_over(handed))
+        shared, ordinary, seconds, start = line.recv()
+        parts.append(map_rollout(shared))
         usual, written, rest = usual + ordinary, written + seconds, rest + time.perf_counter() - start
     exchange, start = Exchange(Ranks()), time.perf_counter()
     if len(parts) > 1:

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 from embodyrl.engine.sync import SharedReceiver, SharedSender
-from embodyrl.placement.lending import Lender
+from embodyrl.placement.transport.lending import MemoryServer
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BYTES = 128 * 2**20
@@ -88,9 +88,9 @@ def main() -> None:
     module, flat = Weights(0.0), torch.zeros(BYTES, dtype=torch.uint8)
     sender = SharedSender(module, timeout_s=TIMEOUT_S)
     rounds: list[dict[str, float]] = []
-    with Lender("127.0.0.3") as lender:
+    with MemoryServer("127.0.0.3") as server:
         for line in lines:
-            line.send(sender.lend(lender))
+            line.send(sender.lend(server))
         for line in lines:
             line.recv()
         for version in range(options.rounds + 1):

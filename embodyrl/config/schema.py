@@ -830,8 +830,8 @@ class PlacementConfig:
     last checkpoint, or from the start if there is none yet, on the machines that are left; at the same numbers, as long
     as there are as many ranks."""
     start_timeout_s: float = setting(180.0, above=0.0, high=LONGEST_WAIT_S)
-    """With ray, longest time until the cluster answers and has room for the processes, and until these have started
-    [s]."""
+    """Longest time until the ranks that the run starts have started; with ray, also until the cluster answers and has
+    room for the processes [s]."""
 
 
 @dataclass(frozen=True, kw_only=True)

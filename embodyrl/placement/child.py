@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.errors import PluginError, RunError, UserError, is_debugging
-from embodyrl.placement.channel import Call, Channel, Failure, decode_call, encode_reply
 from embodyrl.placement.signals import leave_to_parent
 from embodyrl.placement.startup_lock import use_startup_lock
 from embodyrl.placement.topology import bind
+from embodyrl.placement.transport.pipe import Call, Failure, Pipe, decode_call, encode_reply
 
 STACKS_SIGNAL = signal.SIGUSR2
 """Signal on which a worker writes the stacks of all its threads to its log, even while native code hangs. It must not
@@ -53,7 +53,7 @@ def main(fd: int, parent: int) -> None:
     prepare_process(parent)
     os.set_inheritable(fd, False)
     try:
-        serve(Channel(socket.socket(fileno=fd), blocking=True))
+        serve(Pipe(socket.socket(fileno=fd), blocking=True))
     except (EOFError, OSError) as error:
         # Usually the parent has ended; the text is for the case that it has not.
         sys.exit(
@@ -85,43 +85,43 @@ def follow_parent(parent: int, number: signal.Signals) -> None:
         os._exit(1)
 
 
-def serve(channel: Channel) -> None:
-    """Answer calls and rings until `close`. The first call must be `start`.
+def serve(pipe: Pipe) -> None:
+    """Answer calls and notifications until `close`. The first call must be `start`.
 
     Raises:
         EOFError: the parent closed the line.
     """
     service: Any = None
     while True:
-        message = channel.listen()
+        message = pipe.listen()
         if isinstance(message, int):
-            answer_ring(service, message, channel)
+            answer_notification(service, message, pipe)
             continue
         call = decode_call(message)
         try:
             value = None
             if call.method == "start":
-                service = start(*call.args, *channel.take_fds(call.num_fds))
+                service = start(*call.args, *pipe.take_fds(call.num_fds))
             elif call.method != "close":
-                value = invoke(service, call, channel)
+                value = invoke(service, call, pipe)
             elif hasattr(service, "close"):
                 service.close()
             reply = encode_reply(call.request, value)
         except BaseException as error:  # also a simulator's SystemExit: the parent decides what follows
             reply = encode_reply(call.request, describe(error))
-        channel.send(reply)
+        pipe.send(reply)
         if call.method == "close":
             return
 
 
-def answer_ring(service: Any, number: int, channel: Channel) -> None:
-    """Call `on_ring`, then answer the ring; an error goes through the pipe."""
+def answer_notification(service: Any, number: int, pipe: Pipe) -> None:
+    """Call `on_notify`, then answer the notification; an error goes through the pipe."""
     try:
-        service.on_ring()
+        service.on_notify()
     except BaseException as error:
-        channel.send(encode_reply(number, describe(error)))
+        pipe.send(encode_reply(number, describe(error)))
     else:
-        os.eventfd_write(channel.answers, number)
+        os.eventfd_write(pipe.doorbell.answers, number)
 
 
 def start(
@@ -158,9 +158,9 @@ def start(
     return factory(*args)
 
 
-def invoke(service: object, call: Call, channel: Channel) -> object:
+def invoke(service: object, call: Call, pipe: Pipe) -> object:
     """Call a public method of the service by name."""
-    fds = channel.take_fds(call.num_fds)
+    fds = pipe.take_fds(call.num_fds)
     if call.method.startswith("_"):
         raise AttributeError(f"{call.method!r} is not a public method")
     return getattr(service, call.method)(*call.args, *fds)

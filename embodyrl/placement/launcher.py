@@ -58,8 +58,8 @@ class Worker(Protocol):
         """
         ...
 
-    def ring(self, method: str, *, timeout: float = 60.0) -> Request:
-        """Ask the worker to call `on_ring()` of its object, and return at once. Costs a fraction of `request`.
+    def notify(self, method: str, *, timeout: float = 60.0) -> Request:
+        """Ask the worker to call `on_notify()` of its object, and return at once. Costs a fraction of `request`.
 
         Args:
             method: its name in messages. Arguments travel through memory that both sides share.

@@ -11,7 +11,6 @@ import itertools
 import logging
 import os
 import pickle
-import select
 import socket
 import tempfile
 import time
@@ -19,9 +18,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any
 
-from embodyrl.placement.channel import Call, Channel, Failure, decode_reply, encode_call
 from embodyrl.placement.child import STACKS_SIGNAL
 from embodyrl.placement.launcher import (
     NO_REPLY,
@@ -44,93 +42,31 @@ from embodyrl.placement.process import (
     spawn,
 )
 from embodyrl.placement.startup_lock import make_startup_lock
+from embodyrl.placement.transport.doorbell import WorkerPoller
+from embodyrl.placement.transport.pipe import Call, Failure, Pipe, decode_reply, encode_call
 
 _MAIN = "from embodyrl.placement.child import main; main(int(sys.argv[3]), int(sys.argv[4]))"
 
-_A_DAY_S = 86400.0
-"""Longest wait [s]: the kernel takes no more than 24 days."""
-
 _logger = logging.getLogger(__name__)
-
-W = TypeVar("W")
-
-
-class Ears(Generic[W]):
-    """All file descriptors on which workers report, in one epoll set that lives as long as the workers.
-
-    Pipes and process ends always wake the parent. The answer to a ring does so only if `wake_for` was called for it, so
-    that the parent can sleep until the slowest of several workers is done.
-    """
-
-    _epoll: select.epoll
-    """Open while there are workers."""
-
-    def __init__(self) -> None:
-        self._owners: dict[int, W] = {}
-        self._answers: dict[W, int] = {}
-        self._armed: set[int] = set()
-
-    def add(self, worker: W, answer: int, always: Sequence[int]) -> None:
-        """Listen to this worker from now on."""
-        if not self._owners:
-            self._epoll = select.epoll()
-        for fd in always:
-            self._epoll.register(fd, select.EPOLLIN)
-        # Registered without an event: silent until `wake_for` arms it, which costs one call and no new registration.
-        self._epoll.register(answer, select.EPOLLONESHOT)
-        self._owners |= dict.fromkeys([answer, *always], worker)
-        self._answers[worker] = answer
-
-    def remove(self, worker: W) -> None:
-        """Stop listening to this worker; to be called before its file descriptors are closed."""
-        self._armed.discard(self._answers.pop(worker))
-        for fd in [fd for fd, owner in self._owners.items() if owner is worker]:
-            self._epoll.unregister(fd)
-            del self._owners[fd]
-        if not self._owners:
-            self._epoll.close()
-
-    def wake_for(self, worker: W) -> None:
-        """Let the next `listen` end when this worker answers its ring."""
-        fd = self._answers[worker]
-        if fd not in self._armed:
-            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLONESHOT)
-            self._armed.add(fd)
-
-    def listen(self, timeout: float) -> tuple[list[W], bool]:
-        """Wait up to `timeout` [s].
-
-        Returns:
-            The workers that sent a message or ended (answers to rings are not among them), and whether anything
-            happened, if only that a day has passed.
-        """
-        said: dict[W, None] = {}
-        events = self._epoll.poll(max(0.0, min(timeout, _A_DAY_S))) if self._owners else []
-        for fd, _ in events:
-            if fd in self._armed:
-                self._armed.discard(fd)
-            else:
-                said[self._owners[fd]] = None
-        return list(said), bool(events) or timeout > _A_DAY_S
 
 
 class LocalWorker:
     """One worker process, seen from its parent. See `launcher.Worker`."""
 
     def __init__(
-        self, spec: WorkerSpec, process: Process, channel: Channel, log: IO[bytes], ears: Ears[LocalWorker]
+        self, spec: WorkerSpec, process: Process, pipe: Pipe, log: IO[bytes], poller: WorkerPoller[LocalWorker]
     ) -> None:
         self._spec = spec
         self._process = process
-        self._channel = channel
+        self._pipe = pipe
         self._log = log
-        self._ears = ears
-        ears.add(self, channel.answers, [fd for fd in (channel.fileno(), process.exit_fd) if fd is not None])
+        self._poller = poller
+        poller.add(self, pipe.doorbell.answers, [fd for fd in (pipe.fileno(), process.exit_fd) if fd is not None])
         self._numbers = itertools.count(1)
         self._awaited: dict[int, LocalRequest] = {}
         """Messages without a reply, by number."""
-        self.rung: LocalRequest | None = None
-        """The ring without an answer, even if nobody waits for it any more."""
+        self.notified: LocalRequest | None = None
+        """The notification without an answer, even if nobody waits for it any more."""
         self._last: LocalRequest | None = None
         self._end: WorkerError | None = None
         self._is_gone = False
@@ -146,7 +82,7 @@ class LocalWorker:
         return self._process.pid
 
     def __str__(self) -> str:
-        slots = self._spec.slots
+        slots = range(0) if self._spec.role == "rank" else self._spec.slots
         served = f", envs {slots[0]}..{slots[-1]}" if len(slots) > 1 else f", env {slots[0]}" if slots else ""
         return f"{self._spec.label} (pid {self.pid}{served})"
 
@@ -160,7 +96,7 @@ class LocalWorker:
         request = LocalRequest(self, next(self._numbers), method, timeout, start + timeout)
         try:
             message = encode_call(Call(request.id, len(fds), method, args))
-            self._channel.send(message, fds=fds, timeout=timeout)
+            self._pipe.send(message, fds=fds, timeout=timeout)
         except TimeoutError:
             raise late([request], timeout) from None
         except OSError:
@@ -171,16 +107,16 @@ class LocalWorker:
     @property
     def is_idle(self) -> bool:
         """True if it has answered every request; see `launcher.Worker`."""
-        return self.rung is None and not self._awaited
+        return self.notified is None and not self._awaited
 
-    def ring(self, method: str, *, timeout: float = 60.0) -> Request:
-        """Request `on_ring` by doorbell; see `launcher.Worker.ring`."""
+    def notify(self, method: str, *, timeout: float = 60.0) -> Request:
+        """Request `on_notify` by doorbell; see `launcher.Worker.notify`."""
         self.raise_if_ended()
         if not self.is_idle:
-            raise RuntimeError(f"{self} is busy with {self._doing!r}: a ring would overtake it")
+            raise RuntimeError(f"{self} is busy with {self._doing!r}: a notification would overtake it")
         request = LocalRequest(self, next(self._numbers), method, timeout, time.monotonic() + timeout)
-        self.rung = self._last = request
-        os.eventfd_write(self._channel.bell, request.id)
+        self.notified = self._last = request
+        os.eventfd_write(self._pipe.doorbell.bell, request.id)
         return request
 
     @property
@@ -203,24 +139,24 @@ class LocalWorker:
         self._awaited.pop(request.id, None)
 
     def hear_answer(self) -> None:
-        """File the answer to a ring, if it has arrived.
+        """File the answer to a notification, if it has arrived.
 
         Raises:
-            WorkerDied: it answers another ring, so the worker was killed.
+            WorkerDied: it answers another notification, so the worker was killed.
         """
         try:
-            number = os.eventfd_read(self._channel.answers)
+            number = os.eventfd_read(self._pipe.doorbell.answers)
         except BlockingIOError:
             return
-        if self.rung is None or number != self.rung.id:
-            rung = None if self.rung is None else self.rung.id
-            raise self._babbled(ValueError(f"answer {number} to ring {rung}"))
-        self.rung.reply = None
-        self.rung = None
+        if self.notified is None or number != self.notified.id:
+            notified = None if self.notified is None else self.notified.id
+            raise self._babbled(ValueError(f"answer {number} to notification {notified}"))
+        self.notified.reply = None
+        self.notified = None
 
     def _file(self, number: int, value: object) -> None:
-        if self.rung is not None and number == self.rung.id:
-            self.rung.reply, self.rung = value, None
+        if self.notified is not None and number == self.notified.id:
+            self.notified.reply, self.notified = value, None
         elif (request := self._awaited.pop(number, None)) is not None:
             request.reply = value
 
@@ -231,9 +167,9 @@ class LocalWorker:
             WorkerDied: the bytes that arrived are no reply, so the worker was killed.
         """
         # Native code that prints to a wrong file descriptor may write into the pipe, hence the check of every frame.
-        while self._channel.fill():
+        while self._pipe.fill():
             pass
-        while (frame := self._channel.next_frame()) is not None:
+        while (frame := self._pipe.next_frame()) is not None:
             try:
                 number, value = decode_reply(frame)
             except Exception as error:  # whatever pickle makes of other bytes
@@ -243,7 +179,7 @@ class LocalWorker:
     def attend_to_death(self) -> None:
         """File the replies that have arrived; if the process has ended, keep the error for the next request."""
         self.pump()
-        if self._channel.at_end or self._process.has_exited(0.0):
+        if self._pipe.at_end or self._process.has_exited(0.0):
             self.died()
 
     def raise_if_ended(self) -> None:
@@ -253,7 +189,7 @@ class LocalWorker:
 
     def raise_if_dead(self) -> None:
         """Check the process, and raise an error that describes its end if it has ended."""
-        if self._end is not None or self._channel.at_end or self._process.has_exited(0.0):
+        if self._end is not None or self._pipe.at_end or self._process.has_exited(0.0):
             raise self.died()
 
     def died(self) -> WorkerError:
@@ -318,9 +254,9 @@ class LocalWorker:
 
     def ask_to_close(self) -> None:
         """Ask the worker to end, if it still listens."""
-        if self._end is None and not self._channel.at_end:
+        if self._end is None and not self._pipe.at_end:
             with contextlib.suppress(OSError):
-                self._channel.send(encode_call(Call(next(self._numbers), 0, "close", ())), timeout=0.0)
+                self._pipe.send(encode_call(Call(next(self._numbers), 0, "close", ())), timeout=0.0)
 
     def join(self, deadline: float) -> None:
         """Wait for the process to end until `deadline` (`time.monotonic()`), then kill it and its children."""
@@ -334,9 +270,9 @@ class LocalWorker:
         if self._is_gone:
             return
         self._is_gone = True
-        self._ears.remove(self)
+        self._poller.remove(self)
         self._process.kill()
-        self._channel.close()
+        self._pipe.close()
         self._log.close()
 
 
@@ -374,7 +310,7 @@ class LocalLauncher:
         self._plugin_path = plugin_path
         self._log_dir = log_dir
         self._workers: list[LocalWorker] = []
-        self._ears = Ears[LocalWorker]()
+        self._poller = WorkerPoller[LocalWorker]()
         self._zygotes: dict[tuple[str, ...], Zygote | None] = {}
         """Zygotes by the modules they have imported; None for one that must not be forked. They live as long as there
         are workers."""
@@ -440,7 +376,7 @@ class LocalLauncher:
         return [request for request in chosen if request.reply is not NO_REPLY]
 
     def _listen(self, missing: Sequence[LocalRequest], wake_for: Sequence[LocalRequest], deadline: float) -> bool:
-        """Wait until a worker sends a message, ends, or answers a ring of `wake_for`.
+        """Wait until a worker sends a message, ends, or answers a notification of `wake_for`.
 
         All replies that have arrived by then are filed.
 
@@ -452,11 +388,11 @@ class LocalLauncher:
             WorkerDied: the process of one of these workers ended.
         """
         for request in wake_for:
-            if request.worker.rung is not None:
-                self._ears.wake_for(request.worker)
-        said, happened = self._ears.listen(deadline - time.monotonic())
+            if request.worker.notified is not None:
+                self._poller.wake_for(request.worker)
+        said, happened = self._poller.wait(deadline - time.monotonic())
         for request in missing:
-            if request.worker.rung is not None:
+            if request.worker.notified is not None:
                 request.worker.hear_answer()
         # A worker of another call that dies must not fail this one: its error waits for its own next request.
         for worker in said:
@@ -489,7 +425,7 @@ class LocalLauncher:
             raise
         finally:
             child_end.close()
-        worker = LocalWorker(spec, process, Channel(parent_end, blocking=False), log, self._ears)
+        worker = LocalWorker(spec, process, Pipe(parent_end, blocking=False), log, self._poller)
         self._workers.append(worker)
         return worker
 

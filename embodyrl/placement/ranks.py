@@ -1,44 +1,30 @@
-"""The ranks of a run, processes that play and learn together: identifying this one, and starting the others.
+"""The ranks of a run, processes that play and learn together: identifying this one, and what is its own.
 
-torchrun starts all of them and sets variables in their environment. Without it, the first starts the others on this
-machine.
+torchrun starts all of them and sets variables in their environment. Without it, the first starts the others.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import json
 import os
 import socket
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
 
 import psutil
 
 from embodyrl.config.rules import shares_of_ranks
 from embodyrl.config.schema import Config, Device, EnvConfig, ParallelBackend
 from embodyrl.errors import UserError
-from embodyrl.placement.launcher import WorkerDied
 from embodyrl.placement.plan import THIS_MACHINE, Inventory, largest_divisor
-from embodyrl.placement.process import EXIT_S, Process, end_of, spawn
-from embodyrl.placement.signals import STOPPED_CODES
 from embodyrl.placement.topology import visible_names
 from embodyrl.screen import counted
 
-MEETING_FILE = ".ranks"
-"""File of the run directory through which ranks of one machine find each other."""
 TCP = "tcp://"
-"""Begins the address of a meeting point of ranks on several machines."""
+"""Begins the address of a meeting point of ranks."""
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 """Environment variables that torchrun and similar launchers set."""
-_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Ranks that only use this network device cannot be reached from another machine."""
-_ENDED_WELL = (0, *STOPPED_CODES)
-_FOLLOW = "from embodyrl.runner.ranks import main; main(*sys.argv[3:])"
 
 
 class RanksError(UserError):
@@ -60,8 +46,8 @@ class RankInfo:
     """File, or `tcp://host:port`, through which the ranks find each other; None: by torchrun's environment, or there is
     only one."""
     machine: str = ""
-    """Name of its machine in the plan; empty where there is none, because all processes are on one machine, or torchrun
-    has placed them."""
+    """Name of its machine in the plan; empty where there is none: this is the only process, or torchrun has placed
+    them."""
     address: str | None = None
     """IP address at which processes of other machines reach it; None: there are none."""
 
@@ -69,15 +55,6 @@ class RankInfo:
     def is_first(self) -> bool:
         """True for rank 0, which writes the run's files."""
         return self.rank == 0
-
-    def to_json(self) -> str:
-        """Encode for the command line of a rank."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> RankInfo:
-        """Decode the text of `to_json`."""
-        return cls(**json.loads(text))
 
 
 SINGLE_RANK = RankInfo()
@@ -207,8 +184,8 @@ def use_own_gpu(place: RankInfo, device: Device, machine: Inventory) -> None:
     Raises:
         RanksError: this machine has fewer GPUs than ranks.
     """
-    on_cluster = place.machine not in ("", THIS_MACHINE)  # whose launcher has shown it its own
-    if place.local_size == 1 or device is Device.cpu or on_cluster:
+    was_launched = place.machine != "" and not (place.is_first and place.machine == THIS_MACHINE)
+    if place.local_size == 1 or device is Device.cpu or was_launched:  # its launcher has shown it its own
         return
     names = gpu_names(machine, place.local_size)
     if not names:
@@ -286,92 +263,3 @@ def gpu_names(machine: Inventory, wanted: int) -> list[str]:
     # Their number is known to the driver alone. A rank whose GPU is missing will find no CUDA device, and
     # `engine.parallel.connected` refuses ranks on different kinds of devices.
     return [str(number) for number in range(wanted)] if machine.unlisted_gpus else []
-
-
-@dataclass(kw_only=True)
-class _Peer:
-    """A rank that this process started."""
-
-    rank: int
-    process: Process
-    log: IO[bytes]
-
-    def ended(self) -> WorkerDied:
-        """Return an error that describes how it ended, with the end of its output."""
-        output = end_of(self.log)
-        self.process.kill()
-        how = self.process.how_it_ended()
-        text = f"rank {self.rank} (pid {self.process.pid}) {how}{output}"
-        return WorkerDied(text, role="rank", rank=self.rank, pid=self.process.pid)
-
-
-class Peers:
-    """The ranks that this process starts on its machine. They write to `rank-<n>.log`, leave Ctrl-C to this process,
-    and die with it.
-
-    Args:
-        run_dir: of the run, through which they get the config and find each other.
-        log_dir: for their output.
-    """
-
-    listening: int | None = None
-    """Socket of the meeting point, which is a file."""
-
-    def __init__(self, run_dir: Path, log_dir: Path) -> None:
-        self._run_dir, self._log_dir = run_dir, log_dir
-        self._peers: list[_Peer] = []
-        self._meeting: Path | None = None
-
-    def start(self, place: RankInfo) -> RankInfo:
-        """Start all other ranks on the config of the run, unless torchrun did; returns the place of this one.
-
-        Args:
-            place: of this process, which is the first.
-        """
-        if place.size == 1 or is_launched():
-            return place
-        run_dir, log_dir = self._run_dir, self._log_dir
-        self._meeting = meeting = run_dir / MEETING_FILE
-        meeting.unlink(missing_ok=True)
-        log_dir.mkdir(parents=True, exist_ok=True)
-        for name, value in _LOOPBACK.items():
-            os.environ.setdefault(name, value)
-        first = dataclasses.replace(place, meeting=str(meeting.absolute()))
-        for rank in range(1, place.size):
-            log = (log_dir / f"rank-{rank}.log").open("a+b")
-            other = dataclasses.replace(first, rank=rank, local_rank=rank)
-            words = [f"rank {rank}", str(os.getpid()), str(run_dir.absolute()), other.to_json()]
-            process = spawn(_FOLLOW, words, env=os.environ, output=log)
-            self._peers.append(_Peer(rank=rank, process=process, log=log))
-        return first
-
-    def raise_if_ended(self, ranks: Sequence[int] | None = None) -> None:
-        """Raise the error of the first that has ended, or of one of `ranks`, which are ending.
-
-        Raises:
-            WorkerDied: names rank, pid and how it ended.
-        """
-        for peer in self._peers:
-            if (ranks is None or peer.rank in ranks) and peer.process.has_exited(0.0 if ranks is None else EXIT_S):
-                raise peer.ended()
-
-    def finish(self, timeout: float) -> None:
-        """Wait until all of them have ended; after `timeout` [s] they are killed.
-
-        Raises:
-            WorkerDied: one ended with an error.
-        """
-        deadline = time.monotonic() + timeout
-        for peer in self._peers:
-            peer.process.has_exited(max(0.0, deadline - time.monotonic()))
-            error = peer.ended()
-            if peer.process.status not in _ENDED_WELL:
-                raise error
-
-    def close(self) -> None:
-        """End those that still run. May be called again."""
-        for peer in self._peers:
-            peer.process.kill()
-            peer.log.close()
-        if self._meeting is not None:
-            self._meeting.unlink(missing_ok=True)

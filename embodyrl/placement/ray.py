@@ -69,11 +69,11 @@ class RayWorker:
         self.pending[request.id] = self._last = request
         return request
 
-    def ring(self, method: str, *, timeout: float = 60.0) -> Request:
-        """Request `on_ring`; see `launcher.Worker.ring`."""
+    def notify(self, method: str, *, timeout: float = 60.0) -> Request:
+        """Request `on_notify`; see `launcher.Worker.notify`."""
         if not self.is_idle:
-            raise RuntimeError(f"{self} is busy: a ring would overtake it")
-        return self.request("on_ring", timeout=timeout)
+            raise RuntimeError(f"{self} is busy: a notification would overtake it")
+        return self.request("on_notify", timeout=timeout)
 
     def raise_if_dead(self) -> None:
         """Check the process without waiting; see `launcher.Worker`."""

@@ -1,18 +1,15 @@
 """Rollouts for other processes: collected in memory that those of this machine map, so that nothing is copied, and
 that those of other machines read.
-
-The memory has no name (a memfd), so that nothing is left behind however the processes end.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import mmap
-import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,16 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.placement.lending import Borrower, Lender, Lent, MemoryGone
+from embodyrl.placement.transport.lending import MemoryClient, MemoryServer, RemoteMemory
+from embodyrl.placement.transport.segment import MemoryGone, Segment
 from embodyrl.rollout.batch import TrajectoryBatch, leaves, type_name
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.spread import is_large
 
-_NAME = "embodyrl-rollout"
+_SEGMENT = "rollout"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handed:
+class SharedRollout:
     """A rollout in shared memory, as plain data that JSON can hold."""
 
     address: str
@@ -37,7 +35,7 @@ class Handed:
     machine: str
     """Name of that machine in the plan."""
     lent: Mapping[str, Any] | None
-    """Fields of the `Lent` for other machines; None: there are none."""
+    """Fields of the `RemoteMemory` for other machines; None: there are none."""
     size: Sequence[int]
     """`[K, B]`."""
     columns: Mapping[str, Sequence[Any]]
@@ -53,14 +51,14 @@ class SharedColumns:
 
     Args:
         machine: name of this one.
-        lender: lends the memory to other machines; None: there are none.
+        server: lends the memory to other machines; None: there are none.
     """
 
-    def __init__(self, machine: str = "", lender: Lender | None = None) -> None:
+    def __init__(self, machine: str = "", server: MemoryServer | None = None) -> None:
         self._machine = machine
-        self._lender = lender
-        self._lent: Lent | None = None
-        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        self._server = server
+        self._lent: RemoteMemory | None = None
+        self._segment = Segment.create(_SEGMENT)
         self._end = 0
         self._offsets: dict[int, int] = {}
         """Offset of each column by its address in this process."""
@@ -70,21 +68,21 @@ class SharedColumns:
         kind = np.dtype(dtype)
         num_bytes = max(1, prod(shape) * kind.itemsize)
         offset, self._end = self._end, self._end + -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        os.ftruncate(self._fd, self._end)
-        room = np.frombuffer(mmap.mmap(self._fd, num_bytes, offset=offset), kind, prod(shape)).reshape(shape)
+        self._segment.resize(self._end)
+        room = np.frombuffer(self._segment.map(num_bytes, offset), kind, prod(shape)).reshape(shape)
         self._offsets[room.ctypes.data] = offset
         return room
 
-    def hand_over(self, rollout: Rollout) -> Handed:
+    def share(self, rollout: Rollout) -> SharedRollout:
         """Return what others need to map a rollout; columns that are elsewhere are copied here first."""
         batch = rollout.batch
         columns = {
             name: [type_name(leaf.dtype), list(leaf.shape), self._offset(leaf)] for name, leaf in leaves(batch).items()
         }
-        if self._lender is not None:
-            self._lent = self._lender.lend(self._fd)
-        return Handed(
-            address=f"/proc/{os.getpid()}/fd/{self._fd}",
+        if self._server is not None:
+            self._lent = self._server.lend(self._segment.fd)
+        return SharedRollout(
+            address=self._segment.address,
             machine=self._machine,
             lent=None if self._lent is None else dataclasses.asdict(self._lent),
             size=list(batch.size),
@@ -106,19 +104,19 @@ class SharedColumns:
 
     def close(self) -> None:
         """Release the memory; it is freed once nobody maps it any more. May be called again."""
-        if self._lender is not None and self._lent is not None:
-            self._lender.withdraw(self._lent)
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
+        if self._server is not None and self._lent is not None:
+            self._server.withdraw(self._lent)
+        self._segment.close()
 
 
-def take_over(handed: Handed, machine: str = "", *, share: range | None = None, timeout_s: float = 60.0) -> Rollout:
-    """Return a rollout that another process has handed over: mapped, or read if it is on another machine. What is
+def map_rollout(
+    shared: SharedRollout, machine: str = "", *, share: range | None = None, timeout_s: float = 60.0
+) -> Rollout:
+    """Return a rollout that another process has shared: mapped, or read if it is on another machine. What is
     changed in it changes only here.
 
     Args:
-        handed: the rollout.
+        shared: the rollout.
         machine: name of this one.
         share: slots whose large columns are needed; from another machine no others are read. None: all.
         timeout_s: longest time for another machine to answer [s].
@@ -127,61 +125,58 @@ def take_over(handed: Handed, machine: str = "", *, share: range | None = None, 
         MemoryGone: the process that collected it has ended, or the address is not that of a rollout.
         LineError: the same on another machine.
     """
-    if handed.machine == machine or handed.lent is None:
-        columns = _map_all(handed)
+    if shared.machine == machine or shared.lent is None:
+        columns = _map_all(shared)
     else:
-        columns = _read_all(handed, share, timeout_s)
+        columns = _read_all(shared, share, timeout_s)
     return Rollout(
-        batch=TrajectoryBatch.from_leaves(columns, torch.Size(handed.size), handed.task_descriptions),
-        finished=[FinishedEpisode(**episode) for episode in handed.finished],
-        env_steps=handed.env_steps,
+        batch=TrajectoryBatch.from_leaves(columns, torch.Size(shared.size), shared.task_descriptions),
+        finished=[FinishedEpisode(**episode) for episode in shared.finished],
+        env_steps=shared.env_steps,
     )
 
 
-def _map_all(handed: Handed) -> dict[str, Tensor]:
+def _map_all(shared: SharedRollout) -> dict[str, Tensor]:
     """Map the columns of a rollout of this machine."""
     try:
-        fd = os.open(handed.address, os.O_RDONLY | os.O_CLOEXEC)
+        segment = Segment.open(shared.address, _SEGMENT)
     except OSError as error:
-        raise MemoryGone(f"the rollout at {handed.address} is gone with its process: {error.strerror}") from error
-    try:
-        if _NAME not in str(Path(f"/proc/self/fd/{fd}").readlink()):
-            raise MemoryGone(f"{handed.address} is not the memory of a rollout")
-        return {name: _mapped(fd, *place) for name, place in handed.columns.items()}
-    finally:
-        os.close(fd)
+        raise MemoryGone(f"the rollout at {shared.address} is gone with its process: {error.strerror}") from error
+    except ValueError as error:
+        raise MemoryGone(f"{shared.address} is not the memory of a rollout") from error
+    with closing(segment):
+        return {name: _mapped(segment, *place) for name, place in shared.columns.items()}
 
 
-def _read_all(handed: Handed, share: range | None, timeout_s: float) -> dict[str, Tensor]:
+def _read_all(shared: SharedRollout, share: range | None, timeout_s: float) -> dict[str, Tensor]:
     """Read the columns of a rollout of another machine `[K, B, ...]`; of large ones only the slots `share`."""
-    assert handed.lent is not None
+    assert shared.lent is not None
     # What is not read takes no memory.
     columns = {
-        name: torch.zeros(*shape, dtype=getattr(torch, kind)) for name, (kind, shape, _) in handed.columns.items()
+        name: torch.zeros(*shape, dtype=getattr(torch, kind)) for name, (kind, shape, _) in shared.columns.items()
     }
     starts: list[int] = []
     rooms: list[memoryview] = []
     for name, column in columns.items():
         if not column.numel():
             continue
-        content, offset = column.flatten().view(torch.uint8).numpy().data, handed.columns[name][2]
+        content, offset = column.flatten().view(torch.uint8).numpy().data, shared.columns[name][2]
         wanted, inside = column.nbytes, [0]
         if share is not None and is_large(name, column):
             row, slot = column[0].nbytes, column[0, 0].nbytes
             wanted, inside = len(share) * slot, [step * row + share.start * slot for step in range(len(column))]
         starts += [offset + start for start in inside]
         rooms += [content[start : start + wanted] for start in inside]
-    lent = Lent.from_plain(handed.lent)
-    with Borrower(lent.line, timeout_s=timeout_s) as borrower:
-        borrower.read(lent, starts, rooms)  # all at once: a question for each column would cost a latency each
+    lent = RemoteMemory.from_plain(shared.lent)
+    with MemoryClient(lent.line, timeout_s=timeout_s) as client:
+        client.read(lent, starts, rooms)  # all at once: a question for each column would cost a latency each
     return columns
 
 
-def _mapped(fd: int, kind: str, shape: Sequence[int], offset: int) -> Tensor:
+def _mapped(segment: Segment, kind: str, shape: Sequence[int], offset: int) -> Tensor:
     """Return a column in a memory."""
     dtype: torch.dtype = getattr(torch, kind)
     if not prod(shape):
         return torch.empty(*shape, dtype=dtype)
-    # ACCESS_COPY: pages are shared until they are written to.
-    memory = mmap.mmap(fd, prod(shape) * dtype.itemsize, access=mmap.ACCESS_COPY, offset=offset)
+    memory = segment.map(prod(shape) * dtype.itemsize, offset, copied=True)
     return torch.frombuffer(memory, dtype=dtype).view(*shape)

@@ -24,9 +24,9 @@ from embodyrl.models.saved import from_own_folder, read_steering, stands_alone, 
 from embodyrl.models.vla.config import WeightType
 from embodyrl.pipelines.pipeline import build_pipeline
 from embodyrl.placement.cuda import set_up_cuda
-from embodyrl.placement.line import Address
 from embodyrl.placement.plan import inventory, policy_gpu
 from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, blocks_of, own_blocks, own_share
+from embodyrl.placement.transport.line import Address
 from embodyrl.registry import SINKS
 from embodyrl.rollout.interventions import expert_of, shown_to_policy
 from embodyrl.runner.checkpoint import POLICY, TRAINER, Found

@@ -15,12 +15,13 @@ from embodyrl.config.schema import PlacementBackend
 from embodyrl.envs.manager.host import SimulatorHost, host_simulators
 from embodyrl.errors import RunError
 from embodyrl.placement.launcher import Launcher, RemoteError, Worker, WorkerDied
-from embodyrl.placement.lending import Lender, MemoryGone
-from embodyrl.placement.line import Address, LineError, LineLost, LineTimeout
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec, inventory
-from embodyrl.placement.ranks import RankInfo
+from embodyrl.placement.ranks import RankInfo, is_launched
 from embodyrl.placement.run_plan import Machine, Plan, plan_run
+from embodyrl.placement.transport.lending import MemoryServer
+from embodyrl.placement.transport.line import Address, LineError, LineLost, LineTimeout
+from embodyrl.placement.transport.segment import MemoryGone
 from embodyrl.rollout.interventions import expert_of
 from embodyrl.runner.build import as_simulated
 from embodyrl.runner.rundir import WORKER_LOGS
@@ -34,7 +35,7 @@ _POLL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Post:
+class ProcessAddress:
     """A process's place in a run, as it is given to it."""
 
     place: RankInfo
@@ -91,10 +92,10 @@ class Deployment:
 
         Args:
             specs: of the plan.
-            factory: called as `factory(loaded, post)` in each of them; makes the object whose methods are called.
+            factory: called as `factory(loaded, address)` in each of them; makes the object whose methods are called.
             timeout_s: longest time until all of them are ready [s].
         """
-        arguments = [(self.loaded, self._post(spec)) for spec in specs]
+        arguments = [(self.loaded, self._address_of(spec)) for spec in specs]
         workers = self.launcher.start(specs, factory, arguments, timeout=timeout_s)
         self._workers += workers
         return workers
@@ -109,9 +110,9 @@ class Deployment:
         requests = [worker.request("address") for worker in workers]
         self._simulators = self.launcher.gather(requests, timeout=placement.start_timeout_s)
 
-    def _post(self, spec: WorkerSpec) -> Post:
+    def _address_of(self, spec: WorkerSpec) -> ProcessAddress:
         place, first = self.plan.place_of(spec), self.plan.role("rank")[0].machine
-        return Post(
+        return ProcessAddress(
             place=place,
             first=first,
             folder=str(Path.cwd()),
@@ -177,11 +178,11 @@ class Deployment:
             time.sleep(_POLL_S)
 
 
-def _host(loaded: LoadedConfig, post: Post) -> SimulatorHost:
+def _host(loaded: LoadedConfig, address: ProcessAddress) -> SimulatorHost:
     """Make a host of simulators in its process."""
-    post.enter()
+    address.enter()
     simulated = as_simulated(loaded, expert_of(loaded.config))
-    return host_simulators(simulated, post.place, post.place.address or LOOPBACK, post.log_dir)
+    return host_simulators(simulated, address.place, address.place.address or LOOPBACK, address.log_dir)
 
 
 @contextmanager
@@ -215,9 +216,9 @@ def deployed(loaded: LoadedConfig, place: RankInfo, run_dir: Path, lost: Collect
             launcher = RayLauncher(cluster, plugins=plugins, plugin_path=plugin_path)
         else:
             # torchrun has placed the ranks, perhaps on several machines: a plan is of what this process starts.
-            workers = config.placement.rollout.workers
+            starts_some = config.placement.rollout.workers or (place.size > 1 and not is_launched())
             here = Machine(inventory=inventory())
-            plan = plan_run(config, [here], place.size) if workers else Plan(specs=(), machines=())
+            plan = plan_run(config, [here], place.size) if starts_some else Plan(specs=(), machines=())
             launcher = LocalLauncher(plugins=plugins, plugin_path=plugin_path, log_dir=run_dir / WORKER_LOGS)
         stack.callback(launcher.close, timeout=1.0)
         deployment = Deployment(loaded, run_dir, plan, launcher)
@@ -227,10 +228,10 @@ def deployed(loaded: LoadedConfig, place: RankInfo, run_dir: Path, lost: Collect
 
 
 @contextmanager
-def lending(place: RankInfo) -> Iterator[Lender | None]:
+def lending(place: RankInfo) -> Iterator[MemoryServer | None]:
     """Lend to other machines for the length of a block; nothing, if there are none."""
     if place.address is None:
         yield None
         return
-    with Lender(place.address) as lender:
-        yield lender
+    with MemoryServer(place.address) as server:
+        yield server

@@ -14,14 +14,14 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.sync import SharedSender
 from embodyrl.envs import SimulatorSpec
 from embodyrl.placement.launcher import Request
-from embodyrl.placement.lending import copy_file
+from embodyrl.placement.transport.lending import copy_file
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
-from embodyrl.rollout.handing import Handed, take_over
+from embodyrl.rollout.handing import SharedRollout, map_rollout
 from embodyrl.rollout.rollouts import News, PlayState, Rollouts, join_states
 from embodyrl.rollout.spread import join_rollouts, leave_large, share_here
 from embodyrl.rollout.watching import Seen
-from embodyrl.runner.workers import Orders, Report, RolloutWorkers
+from embodyrl.runner.workers import Report, RolloutRequest, RolloutWorkers
 from embodyrl.tracking.clock import Phase
 
 
@@ -77,8 +77,8 @@ class WorkersRollouts(Rollouts):
         self._idle = {"async/learning_waited_s": 0.0, "async/rollout_waited_s": 0.0}
         self._asynchronous = asynchronous
         if workers is not None:
-            lender = workers.lender
-            lent = [] if lender is None else [sender.lend(lender) for sender in self._senders]
+            server = workers.server
+            lent = [] if server is None else [sender.lend(server) for sender in self._senders]
             workers.ask("listen", [sender.address for sender in self._senders], lent)
             engine.watch = workers.raise_if_dead
 
@@ -112,9 +112,9 @@ class WorkersRollouts(Rollouts):
 
     def _begin(self) -> None:
         """Ask the workers for another rollout, with the weights of this moment."""
-        orders = self._orders()
+        request = self._request()
         if self._workers is not None:
-            self._requests.append(self._workers.begin("collect", orders))
+            self._requests.append(self._workers.begin("collect", request))
         self._under_way += 1
 
     def _finish(self) -> None:
@@ -123,19 +123,19 @@ class WorkersRollouts(Rollouts):
         reports = None if self._workers is None else self._reports(self._requests.popleft())
         self._idle["async/learning_waited_s"] += time.perf_counter() - start
         self._under_way -= 1
-        handed = [Handed(**each) for each in self._shared(reports, dataclasses.asdict)]
+        shared = [SharedRollout(**each) for each in self._shared(reports, dataclasses.asdict)]
         with self.clock.measure(Phase.sync):
-            rollouts = [self._take_over(each) for each in handed]
+            rollouts = [self._map(each) for each in shared]
             parts = [dataclasses.replace(rollout, batch=self._spread(rollout.batch)) for rollout in rollouts]
             self.ranks.barrier()  # workers free the memory of rollouts when they are asked for later ones
             self.waiting.append(join_rollouts(parts, self._episodes_per_slot))
         if reports is not None:
             self._idle["async/rollout_waited_s"] += max(report.idle_s for report in reports)
 
-    def _take_over(self, handed: Handed) -> Rollout:
+    def _map(self, shared: SharedRollout) -> Rollout:
         """Map a rollout, or read from another machine what this rank needs of it."""
-        share = share_here(handed.size[1], self.ranks) if self.ranks.size > 1 else None
-        return take_over(handed, self._machine, share=share, timeout_s=self._timeout_s)
+        share = share_here(shared.size[1], self.ranks) if self.ranks.size > 1 else None
+        return map_rollout(shared, self._machine, share=share, timeout_s=self._timeout_s)
 
     def _spread(self, whole: TrajectoryBatch) -> TrajectoryBatch:
         """See `Rollouts`. A single rank, too, leaves large columns apart if they come from several workers, because
@@ -146,10 +146,10 @@ class WorkersRollouts(Rollouts):
 
     def evaluate(self, recorded: int, video: Path) -> list[FinishedEpisode]:
         """See `Rollouts`. The workers first finish what is under way."""
-        orders = self._orders()
+        request = self._request()
         reports = None
         if self._workers is not None:
-            reports = self._reports(self._workers.begin("evaluate", orders, recorded, video), after=self._under_way)
+            reports = self._reports(self._workers.begin("evaluate", request, recorded, video), after=self._under_way)
             self._seen = next((report.seen for report in reports if report.seen is not None), self._seen)
             for lent in (report.video for report in reports if report.video is not None):
                 video.parent.mkdir(parents=True, exist_ok=True)
@@ -157,15 +157,15 @@ class WorkersRollouts(Rollouts):
         every = self._shared(reports, _episodes_as_json)
         return [FinishedEpisode(**episode) for each in every for episode in each]
 
-    def _orders(self) -> Orders:
-        """Send the weights of this moment if they are new; returns orders to act with them."""
+    def _request(self) -> RolloutRequest:
+        """Send the weights of this moment if they are new; returns what asks to act with them."""
         version = self._engine.version
         if version != self._sent:
             self._place = (self._place + 1) % len(self._senders)
             with self.clock.measure(Phase.sync):
                 self._senders[self._place].send(version)
             self._sent = version
-        return Orders(version=version, place=self._place, restarts=self._restarts)
+        return RolloutRequest(version=version, place=self._place, restarts=self._restarts)
 
     def _reports(self, requests: Sequence[Request], after: int = 0) -> list[Report]:
         """Wait for the workers' reports, and note what they say; the time of waiting is divided as by the slowest.

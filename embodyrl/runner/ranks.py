@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 import math
 import os
 import socket
@@ -20,22 +19,20 @@ import psutil
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.plugins import ORIGIN_FILE
-from embodyrl.config.schema import Config, PlacementBackend
+from embodyrl.config.schema import Config
 from embodyrl.errors import RunError, UserError, explain
-from embodyrl.placement.child import die_with_parent
 from embodyrl.placement.cuda import set_up_cuda
 from embodyrl.placement.launcher import Request, Worker
-from embodyrl.placement.lending import Lender, LentFolder, copy_folder
-from embodyrl.placement.line import Address
 from embodyrl.placement.plan import inventory
 from embodyrl.placement.process import EXIT_S
-from embodyrl.placement.ranks import TCP, Peers, RankInfo, use_own_gpu
-from embodyrl.placement.signals import ignore_from_now_on, leave_to_parent
+from embodyrl.placement.ranks import TCP, RankInfo, is_launched, use_own_gpu
+from embodyrl.placement.transport.lending import MemoryServer, RemoteFolder, copy_folder
+from embodyrl.placement.transport.line import Address
 from embodyrl.runner.build import PROGRAM, Host, open_runner
 from embodyrl.runner.checkpoint import Found
-from embodyrl.runner.deployment import LOOPBACK, Deployment, Post
+from embodyrl.runner.deployment import LOOPBACK, Deployment, ProcessAddress
 from embodyrl.runner.fitting import follow_choices
-from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, WORKER_LOGS, RunDir, read_config
+from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, RunDir, read_config
 
 if TYPE_CHECKING:
     from embodyrl.engine.parallel import Ranks
@@ -48,7 +45,8 @@ _POLL_S = 0.05
 
 
 class LaunchedRanks:
-    """The other ranks of a run, started on their machines through its launcher.
+    """The other ranks of a run, started through its launcher; none if torchrun has started them. They log to
+    `rank-<n>.log`, leave Ctrl-C to this process, and die with it.
 
     Args:
         deployment: of the run.
@@ -63,6 +61,8 @@ class LaunchedRanks:
 
     def start(self, place: RankInfo) -> RankInfo:
         """Start them; returns the place of this one, with the meeting point."""
+        if is_launched():
+            return place
         host = place.address or LOOPBACK
         use_network_of(host)
         meeting = socket.create_server((host, 0), backlog=place.size)
@@ -107,13 +107,13 @@ class Follower:
 
     Args:
         loaded: config of the run.
-        post: of this rank.
+        address: of this rank.
     """
 
-    def __init__(self, loaded: LoadedConfig, post: Post) -> None:
+    def __init__(self, loaded: LoadedConfig, address: ProcessAddress) -> None:
         self._started = time.monotonic()
         self._config = loaded.config
-        self._post = post
+        self._address = address
 
     def follow(self, meeting: str) -> int:
         """Take part in the run until its end; returns the exit code. An error ends the process: the first rank looks
@@ -122,11 +122,11 @@ class Follower:
         Args:
             meeting: where the ranks find each other.
         """
-        self._post.enter()
-        place = dataclasses.replace(self._post.place, meeting=meeting)
+        self._address.enter()
+        place = dataclasses.replace(self._address.place, meeting=meeting)
         use_network_of(place.address or LOOPBACK)
         try:
-            return follow(self._config, place, started=self._started, simulators=self._post.simulators)[1]
+            return follow(self._config, place, started=self._started, simulators=self._address.simulators)[1]
         except BaseException as error:
             if isinstance(error, UserError | RunError):
                 code = explain(error)
@@ -151,7 +151,7 @@ def use_network_of(host: str) -> None:
 
 @contextmanager
 def leading(
-    deployment: Deployment, place: RankInfo, run_dir: Path, checkpoint: Found | None, lender: Lender | None
+    deployment: Deployment, place: RankInfo, run_dir: Path, checkpoint: Found | None, server: MemoryServer | None
 ) -> Iterator[Ranks | None]:
     """Be the first rank for the length of a block: start the others, hand them config and checkpoint, and wait for
     their end. Yields None if there are no others.
@@ -161,14 +161,13 @@ def leading(
         place: of this rank.
         run_dir: of the run.
         checkpoint: to continue from; None: from the start.
-        lender: lends files to other machines; None: there are none.
+        server: lends files to other machines; None: there are none.
     """
     if place.size == 1:
         yield None
         return
     config = deployment.loaded.config
-    on_ray = config.placement.backend is PlacementBackend.ray
-    peers = LaunchedRanks(deployment) if on_ray else Peers(run_dir, run_dir / WORKER_LOGS)
+    peers = LaunchedRanks(deployment)
     try:
         place = peers.start(place)
         use_own_gpu(place, config.engine.device, inventory())
@@ -178,18 +177,20 @@ def leading(
 
         device, timeout_s = choose_device(config.engine.device), config.engine.parallel.timeout_s
         with connected(place, device, timeout_s, peers.raise_if_ended, peers.listening) as ranks:
-            hand_over(ranks, place, run_dir, checkpoint, lender)
+            hand_over(ranks, place, run_dir, checkpoint, server)
             yield ranks
         peers.finish(ENDING_S)
     finally:
         peers.close()
 
 
-def hand_over(ranks: Ranks, place: RankInfo, run_dir: Path, checkpoint: Found | None, lender: Lender | None) -> None:
+def hand_over(
+    ranks: Ranks, place: RankInfo, run_dir: Path, checkpoint: Found | None, server: MemoryServer | None
+) -> None:
     """Give the other ranks what `handed_over` returns there. For the arguments see `leading`."""
     from embodyrl.engine.parallel import machine_here
 
-    with nullcontext(None) if lender is None or checkpoint is None else lender.folder(checkpoint.place) as lent:
+    with nullcontext(None) if server is None or checkpoint is None else server.folder(checkpoint.place) as lent:
         ranks.broadcast_from_rank0(
             {
                 "machine": place.machine or machine_here(),
@@ -211,7 +212,7 @@ def handed_over(ranks: Ranks, place: RankInfo) -> Iterator[tuple[Path, Found | N
     from embodyrl.engine.parallel import machine_here
 
     told: Any = ranks.broadcast_from_rank0(None)
-    lent = None if told["lent"] is None else LentFolder.from_plain(told["lent"])
+    lent = None if told["lent"] is None else RemoteFolder.from_plain(told["lent"])
     with ExitStack() as stack:
         if told["machine"] == (place.machine or machine_here()):
             run_dir, saved = Path(told["run_dir"]), told["checkpoint"] and Path(told["checkpoint"])
@@ -262,18 +263,3 @@ def follow(
             host=host,
         ) as runner:
             return run_dir, runner.run()
-
-
-def main(parent: str, run_dir: str, place: str) -> None:
-    """Entry point of a rank that the first one started; dies with it."""
-    die_with_parent(int(parent))
-    leave_to_parent()
-    faulthandler.enable()
-    started = time.monotonic()
-    try:
-        config = read_config(Path(run_dir), [], SOURCES, trust=True).config  # as the first rank does
-        sys.exit(follow(config, RankInfo.from_json(place), started=started)[1])
-    except (UserError, RunError) as error:
-        sys.exit(explain(error))
-    finally:
-        ignore_from_now_on()  # the first rank reads this one's exit status

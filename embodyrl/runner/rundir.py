@@ -19,7 +19,6 @@ from embodyrl.config.values import escape
 from embodyrl.errors import RunError, UserError, near_match, shell_command
 from embodyrl.files import entries_in, is_file, why_no_place, write_whole
 from embodyrl.models.saved import BROUGHT, stands_alone
-from embodyrl.placement.ranks import MEETING_FILE
 from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, MANIFEST, POLICY
 from embodyrl.tracking.report import EVALUATIONS, GRAPH_FILE, VIDEOS
 from embodyrl.tracking.sinks import METRICS_FILE
@@ -27,6 +26,8 @@ from embodyrl.tracking.sinks import METRICS_FILE
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
 LOG_FILE = "run.log"
+MEETING_FILE = ".ranks"
+"""File through which ranks found each other, in runs of earlier versions."""
 CONSOLE_FILE = "console.log"
 """What a run of a sweep shows, where another one has its screen."""
 WORKER_LOGS = "workers"

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Self
 from embodyrl.config import LoadedConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.placement.launcher import Request
-from embodyrl.placement.lending import Lender, Lent, LentFolder, copy_folder
+from embodyrl.placement.transport.lending import MemoryServer, RemoteFolder, RemoteMemory, copy_folder
 from embodyrl.runner.build import Elsewhere, build_acting, open_simulators
-from embodyrl.runner.deployment import Deployment, Post, lending
+from embodyrl.runner.deployment import Deployment, ProcessAddress, lending
 from embodyrl.tracking.clock import Phase
 
 if TYPE_CHECKING:  # the processes of simulators start while torch is imported
@@ -50,14 +50,14 @@ class Report:
     """How long it waited for the request [s]."""
     warning: str | None = None
     """About CUDA graphs."""
-    video: Lent | None = None
+    video: RemoteMemory | None = None
     """One that was recorded on another machine than the first rank's."""
     seen: Seen | None = None
     """See `Rollouts.seen`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orders:
+class RolloutRequest:
     """What every request to play carries."""
 
     version: int
@@ -73,21 +73,23 @@ class RolloutWorker:
 
     Args:
         loaded: config of the run.
-        post: of this worker.
+        address: of this worker.
     """
 
-    def __init__(self, loaded: LoadedConfig, post: Post) -> None:
-        post.enter()
+    def __init__(self, loaded: LoadedConfig, address: ProcessAddress) -> None:
+        address.enter()
         self.config = loaded.config
-        self.post = post
+        self.address = address
         self._stack = ExitStack()
-        self._lender = self._stack.enter_context(lending(post.place))
-        self.manager = self._stack.enter_context(open_simulators(loaded, post.log_dir, post.place, post.simulators))
+        self._server = self._stack.enter_context(lending(address.place))
+        self.manager = self._stack.enter_context(
+            open_simulators(loaded, address.log_dir, address.place, address.simulators)
+        )
         self._share: EnvShare | None = None
         self._receivers: Sequence[SharedReceiver] = ()
-        self._handed: deque[SharedColumns] = deque()
+        self._shared: deque[SharedColumns] = deque()
         """Memory of rollouts that may not have been mapped yet."""
-        self._video: Lent | None = None
+        self._video: RemoteMemory | None = None
         """That of the last evaluation: the first rank has copied it when it asks for the next."""
         self._version: int | None = None
         """Of the weights; None: none have come."""
@@ -96,7 +98,7 @@ class RolloutWorker:
         """Return the spec of the simulators."""
         return self.manager.spec
 
-    def load(self, weights: Path | None, lent: LentFolder | None) -> None:
+    def load(self, weights: Path | None, lent: RemoteFolder | None) -> None:
         """Build the policy as the ranks do, from the weights of a saved one or those that the config names. What
         learning has changed since comes later.
 
@@ -106,11 +108,12 @@ class RolloutWorker:
         """
         from embodyrl.runner.share import EnvShare
 
-        with TemporaryDirectory(prefix="embodyrl-") if lent and not self.post.is_beside_first else nullcontext() as own:
+        is_apart = lent is not None and not self.address.is_beside_first
+        with TemporaryDirectory(prefix="embodyrl-") if is_apart else nullcontext() as own:
             if lent is not None and own is not None:
                 weights = Path(own)
                 copy_folder(lent, weights, timeout_s=self.config.placement.rollout.timeout_s)
-            engine = build_acting(self.config, self.manager, weights, place=self.post.place)
+            engine = build_acting(self.config, self.manager, weights, place=self.address.place)
         self._share = EnvShare(self.config, self.manager, engine)
 
     @property
@@ -119,7 +122,7 @@ class RolloutWorker:
         assert self._share is not None, "load comes first"
         return self._share
 
-    def listen(self, addresses: Sequence[str], lent: Sequence[Lent]) -> None:
+    def listen(self, addresses: Sequence[str], lent: Sequence[RemoteMemory]) -> None:
         """Take weights from memory of the first rank from now on.
 
         Args:
@@ -129,43 +132,43 @@ class RolloutWorker:
         from embodyrl.engine.sync import SharedReceiver
 
         policy, timeout_s = self.share.engine.policy, self.config.placement.rollout.timeout_s
-        places: Sequence[str | Lent] = addresses if self.post.is_beside_first else lent
+        places: Sequence[str | RemoteMemory] = addresses if self.address.is_beside_first else lent
         self._receivers = [SharedReceiver(policy, place, timeout_s=timeout_s) for place in places]
 
-    def collect(self, orders: Orders) -> Report:
-        """Collect a rollout; the result is a `Handed`."""
+    def collect(self, request: RolloutRequest) -> Report:
+        """Collect a rollout; the result is a `SharedRollout`."""
         from embodyrl.rollout.handing import SharedColumns
 
         def work() -> Any:
             # Whoever asks for a rollout has mapped all but as many of the earlier ones as are collected ahead.
-            if len(self._handed) == len(self._receivers):
-                self._handed.popleft().close()
-            self._handed.append(SharedColumns(self.post.place.machine, self._lender))
-            return self._handed[-1].hand_over(self.share.collect(self._handed[-1].zeros))
+            if len(self._shared) == len(self._receivers):
+                self._shared.popleft().close()
+            self._shared.append(SharedColumns(self.address.place.machine, self._server))
+            return self._shared[-1].share(self.share.collect(self._shared[-1].zeros))
 
-        return self._reported(work, orders)
+        return self._reported(work, request)
 
-    def evaluate(self, orders: Orders, recorded: int, video: Path) -> Report:
+    def evaluate(self, request: RolloutRequest, recorded: int, video: Path) -> Report:
         """Play its part of an evaluation; the result is a list of episodes. See `Rollouts.evaluate`; on another machine
         than the first rank's the video is lent."""
-        if self.post.is_beside_first or self._lender is None:
-            report = self._reported(lambda: self.share.evaluate(recorded, video), orders)
+        if self.address.is_beside_first or self._server is None:
+            report = self._reported(lambda: self.share.evaluate(recorded, video), request)
             return dataclasses.replace(report, seen=self.share.seen)
         if self._video is not None:
-            self._lender.withdraw(self._video)
+            self._server.withdraw(self._video)
         with TemporaryDirectory(prefix="embodyrl-") as folder:
             own = Path(folder) / video.name
-            report = self._reported(lambda: self.share.evaluate(recorded, own), orders)
-            self._video = self._lender.lend_file(own) if own.exists() else None
+            report = self._reported(lambda: self.share.evaluate(recorded, own), request)
+            self._video = self._server.lend_file(own) if own.exists() else None
         return dataclasses.replace(report, video=self._video, seen=self.share.seen)
 
-    def _reported(self, work: Callable[[], Any], orders: Orders) -> Report:
+    def _reported(self, work: Callable[[], Any], request: RolloutRequest) -> Report:
         """Work as ordered; returns the result with what happened meanwhile."""
         engine = self.share.engine
         before = engine.clock.take()
         self.manager.take_work()
-        self.manager.count_restarts(orders.restarts)
-        self._take_weights(orders)
+        self.manager.count_restarts(request.restarts)
+        self._take_weights(request)
         result = work()
         return Report(
             result=result,
@@ -176,14 +179,14 @@ class RolloutWorker:
             warning=engine.graphs.warning,
         )
 
-    def _take_weights(self, orders: Orders) -> None:
-        if self._version == orders.version:
+    def _take_weights(self, request: RolloutRequest) -> None:
+        if self._version == request.version:
             return
         engine = self.share.engine
         with engine.clock.measure(Phase.sync):
-            self._receivers[orders.place].receive(orders.version)
-        engine.set_version(orders.version)
-        self._version = orders.version
+            self._receivers[request.place].receive(request.version)
+        engine.set_version(request.version)
+        self._version = request.version
 
     def state(self) -> PlayState:
         """Return the state of its slots and blocks."""
@@ -213,12 +216,12 @@ class RolloutWorkers:
 
     Args:
         deployment: of the run; has their places.
-        lender: lends weights and files to those on other machines; None: there are none.
+        server: lends weights and files to those on other machines; None: there are none.
     """
 
-    def __init__(self, deployment: Deployment, lender: Lender | None) -> None:
+    def __init__(self, deployment: Deployment, server: MemoryServer | None) -> None:
         self.timeout_s = deployment.loaded.config.placement.rollout.timeout_s
-        self.lender = lender
+        self.server = server
         self._deployment = deployment
         specs = deployment.plan.role("rollout")
         self._workers = deployment.start(specs, RolloutWorker, self.timeout_s)
@@ -244,12 +247,12 @@ class RolloutWorkers:
         return self.finish(self.begin(method, *args), after)
 
     @contextmanager
-    def lent(self, folder: Path | None) -> Iterator[LentFolder | None]:
+    def lent(self, folder: Path | None) -> Iterator[RemoteFolder | None]:
         """Lend a folder to workers on other machines for the length of a block, if there are any."""
-        if self.lender is None or folder is None:
+        if self.server is None or folder is None:
             yield None
             return
-        with self.lender.folder(folder) as lent:
+        with self.server.folder(folder) as lent:
             yield lent
 
     def raise_if_dead(self) -> None:

@@ -11,11 +11,9 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +22,7 @@ from engines import make_batch, make_engine, make_policy
 from numpy.typing import NDArray
 from torch import nn
 
-from embodyrl.config.schema import OptimizerConfig
-from embodyrl.engine.sync import BroadcastReceiver, BroadcastSender, SharedReceiver, SharedSender, SyncError, shared
-from embodyrl.engine.sync.layout import weights_of
+from embodyrl.engine.sync import SharedReceiver, SharedSender, SyncError, shared
 from embodyrl.envs import Observation
 from embodyrl.models import Policy, PolicyObservation
 
@@ -86,6 +82,14 @@ def _run(line: Connection, function: Callable[..., Any], *arguments: Any) -> Non
         line.send(("crash", traceback.format_exc()))
 
 
+def outcome(function: Callable[..., Any], *arguments: Any) -> Outcome:
+    """What a function returns, or the type and text of the error that it raises."""
+    try:
+        return function(*arguments)
+    except SyncError as error:
+        return type(error).__name__, str(error)
+
+
 def decide(policy: Policy) -> NDArray[np.float32]:
     """What a policy does in fixed situations, with fixed noise: actions, log-probs and values in one vector."""
     seen = Observation(proprio=np.linspace(-2, 2, 24, dtype=np.float32).reshape(8, 3), task_descriptions=["push"] * 8)
@@ -102,9 +106,6 @@ def other_policy() -> Policy:
         for parameter in policy.parameters():
             parameter.add_(1.0)
     return policy
-
-
-# ---- shared memory
 
 
 def share_training(line: Connection) -> Outcome:
@@ -142,6 +143,17 @@ def stop_while_copying(line: Connection, address: str) -> Outcome:
     return "went on"
 
 
+class Adapted(nn.Module):
+    """A large layer that stays and a small one that learns, in a type of their own each."""
+
+    def __init__(self, value: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.base = nn.Parameter(torch.full((300, 300), value, dtype=dtype), requires_grad=False)
+        self.adapter = nn.Parameter(torch.full((300, 2), value, dtype=dtype))
+        self.register_buffer("count", torch.tensor([int(value)]))
+        self.gain = nn.Parameter(torch.full((), value))
+
+
 class Numbers(nn.Module):
     """Many tensors that all hold the same number."""
 
@@ -171,136 +183,4 @@ def share_numbers(line: Connection) -> Outcome:
         module.fill(float(version))
         sender.send(version)
         version += 1
-    return "done"
-
-
-# ---- broadcast
-
-WORLD = 3
-
-
-def joined(rank: int, meeting: Path, timeout_s: float = PATIENCE_S, backend: str = "gloo") -> None:
-    torch.distributed.init_process_group(
-        backend, init_method=f"file://{meeting}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=timeout_s)
-    )
-
-
-def outcome(function: Callable[..., Any], *arguments: Any) -> Outcome:
-    """What a function returns, or the type and text of the error that it raises."""
-    try:
-        return function(*arguments)
-    except SyncError as error:
-        return type(error).__name__, str(error)
-
-
-def broadcast_training(line: Connection, rank: int, meeting: Path, patches: bool) -> Outcome:
-    """Rank 0 trains and sends, the others act. Returns what each would do at each version, and the bytes sent."""
-    joined(rank, meeting)
-    if rank:
-        policy = other_policy()
-        receiver = BroadcastReceiver(policy, source=0, timeout_s=PATIENCE_S, bucket_bytes=200)
-        decisions = []
-        for version in range(UPDATES + 1):
-            receiver.receive(version)
-            decisions.append(decide(policy))
-        return decisions, None
-    engine = make_engine(optimizer=OptimizerConfig(lr=1e-5))
-    sender = BroadcastSender(engine.policy, source=0, timeout_s=PATIENCE_S, patches=patches, bucket_bytes=200)
-    decisions, sizes = [], []
-    for version in range(UPDATES + 1):
-        sizes.append(sender.send(version))
-        decisions.append(decide(engine.policy))
-        engine.learner.update(make_batch(engine), ["push"])
-    return decisions, sizes
-
-
-class Adapted(nn.Module):
-    """A large layer that stays and a small one that learns, in a type of their own each."""
-
-    def __init__(self, value: float, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.base = nn.Parameter(torch.full((300, 300), value, dtype=dtype), requires_grad=False)
-        self.adapter = nn.Parameter(torch.full((300, 2), value, dtype=dtype))
-        self.register_buffer("count", torch.tensor([int(value)]))
-        self.gain = nn.Parameter(torch.full((), value))
-
-
-def broadcast_cases(line: Connection, rank: int, meeting: Path) -> Outcome:
-    """What goes wrong on one rank is known to all; what goes right is smaller the second time."""
-    joined(rank, meeting)
-    found: dict[str, Outcome] = {}
-    module = Adapted(float(rank + 1), torch.float32 if rank == 0 else torch.bfloat16)
-    found["layout"] = outcome(_side, nn.Linear(2, 2) if rank == 2 else nn.Linear(2, 3), rank)
-    side = _side(module, rank)
-    found["first"] = outcome(_step, side, 0)
-    found["after first"] = _content(module)
-    with torch.no_grad():
-        if rank == 0:
-            module.adapter[7, 1] = 1.25
-            module.get_buffer("count").fill_(9)
-    found["second"] = outcome(_step, side, 1)
-    found["after second"] = _content(module)
-    if rank == 1:
-        side.version = 0
-    if rank == 0:
-        module.gain.data.fill_(7.0)
-    found["gap"] = outcome(_step, side, 2)
-    if rank == 1:
-        side.version = 1
-    found["after gap"] = _content(module)
-    found["gap again"] = outcome(_step, side, 2)
-    if rank == 2:
-        module.adapter.data[5, 0] += 1.0
-    found["drift"] = outcome(_step, side, 3)
-    found["drift again"] = outcome(_step, side, 3)
-    found["after drift"] = _content(module)
-    found["duplicate"] = outcome(_step, side, 3) if rank == 0 else None
-    return found
-
-
-def broadcast_on_gpus(line: Connection, rank: int, meeting: Path) -> Outcome:
-    """Two transfers between GPUs, the second one in patches; returns what each rank holds."""
-    torch.cuda.set_device(rank)
-    joined(rank, meeting, backend="nccl")
-    module = Adapted(float(rank + 1), torch.float32).cuda()
-    side = _side(module, rank)
-    _step(side, 0)
-    if rank == 0:
-        module.adapter.data[3] = 1.5
-    _step(side, 1)
-    return {name: tensor.cpu().numpy() for name, tensor in weights_of(module).items()}
-
-
-def _side(module: nn.Module, rank: int) -> BroadcastSender | BroadcastReceiver:
-    if rank == 0:
-        return BroadcastSender(module, source=0, timeout_s=PATIENCE_S, patches=True)
-    return BroadcastReceiver(module, source=0, timeout_s=PATIENCE_S)
-
-
-def _step(side: BroadcastSender | BroadcastReceiver, version: int) -> int | None:
-    if isinstance(side, BroadcastSender):
-        return side.send(version)
-    side.receive(version)
-    return None
-
-
-def _content(module: nn.Module) -> dict[str, NDArray[np.float32]]:
-    """Arrays, since tensors would travel between processes by reference."""
-    return {name: tensor.detach().float().numpy().copy() for name, tensor in module.state_dict().items()}
-
-
-def broadcast_until(line: Connection, rank: int, meeting: Path, timeout_s: float) -> Outcome:
-    """Transfer version 0, report, and transfer on and on: until something happens."""
-    joined(rank, meeting)
-    module = Adapted(1.0, torch.float32)
-    side = (
-        BroadcastSender(module, source=0, timeout_s=timeout_s, patches=False)
-        if rank == 0
-        else BroadcastReceiver(module, source=0, timeout_s=timeout_s)
-    )
-    _step(side, 0)
-    line.send("ready")
-    line.recv()
-    _step(side, 1)
-    _step(side, 2)
     return "done"

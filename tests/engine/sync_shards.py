@@ -16,14 +16,12 @@ from embodyrl.config.schema import LoraConfig
 from embodyrl.engine import sharding
 from embodyrl.engine.lora import add_adapters
 from embodyrl.engine.parallel import Ranks, connected
-from embodyrl.engine.sync import BroadcastReceiver, BroadcastSender, Contributor, SharedReceiver, SharedSender
-from embodyrl.engine.sync import stand_alone_group as stand_alone
+from embodyrl.engine.sync import SharedReceiver, SharedSender
 from embodyrl.models import Policy
 from embodyrl.placement.ranks import RankInfo
 
 SHARDS = 2
 VERSIONS = 2
-BUCKET_BYTES = 2000
 
 
 def policy_of(kind: str) -> Policy:
@@ -73,11 +71,10 @@ def train(line: Connection, rank: int, size: int, folder: Path, kinds: list[str]
     with connected(place, torch.device("cpu"), PATIENCE_S, lambda gone: None) as ranks:
         watch = Watch()
         store = dist.FileStore(str(folder / "transfer"), 2)
-        group = None if rank else stand_alone(dist.PrefixStore("group", store), 0, 2, timeout_s=PATIENCE_S)
-        return [send_all(ranks, kind, group, store) for kind in kinds] + [(watch.peak, watch.largest)]
+        return [send_all(ranks, kind, store) for kind in kinds] + [(watch.peak, watch.largest)]
 
 
-def send_all(ranks: Ranks, kind: str, group: object, store: dist.Store) -> Outcome:
+def send_all(ranks: Ranks, kind: str, store: dist.Store) -> Outcome:
     policy = policy_of(kind)
     copy = SharedSender(policy, timeout_s=PATIENCE_S)
     assert (copy.send(0) > 0) == ranks.is_first, "of ranks that hold copies, the first alone takes memory"
@@ -86,53 +83,43 @@ def send_all(ranks: Ranks, kind: str, group: object, store: dist.Store) -> Outco
     shared = [SharedSender(policy, timeout_s=PATIENCE_S, whole=whole) for whole in (True, False)]
     if ranks.is_first:
         store.set(f"addresses {kind}", " ".join(each.address for each in shared))
-        options = {"source": 0, "timeout_s": PATIENCE_S, "patches": kind != "full", "bucket_bytes": BUCKET_BYTES}
-        sender = BroadcastSender(policy, group=group, **options)
     else:
         assert outcome(lambda: shared[0].address) == (
             "SyncError",
             f"weights are offered by the first rank, and this is rank {ranks.rank}",
         )
-        sender = Contributor(policy)
     found = []
     for version in range(VERSIONS):
         found.append([each.send(version) for each in shared])
-        if version == 1:
-            found.append(outcome(sender.send, version))
-        found.append(sender.send(version))
+        if ranks.is_first:
+            store.get(f"received {kind} {version}")
         learn(policy)
     ranks.barrier()
     return found
 
 
 def receive(line: Connection, folder: Path, kinds: list[str]) -> Outcome:
-    """Receive in every way; returns names of tensors that are not, bit for bit, those of a policy that is whole."""
+    """Receive in both ways; returns names of tensors that are not, bit for bit, those of a policy that is whole."""
     store = dist.FileStore(str(folder / "transfer"), 2)
-    group = stand_alone(dist.PrefixStore("group", store), 1, 2, timeout_s=PATIENCE_S)
-    return [receive_all(kind, group, store) for kind in kinds]
+    return [receive_all(kind, store) for kind in kinds]
 
 
-def receive_all(kind: str, group: object, store: dist.Store) -> Outcome:
+def receive_all(kind: str, store: dist.Store) -> Outcome:
     expected = policy_of(kind)
-    policies = [policy_of(kind) for _ in range(3)]
+    policies = [policy_of(kind) for _ in range(2)]
     for policy in policies:
         learn(policy)
         learn(policy)
     addresses = store.get(f"addresses {kind}").decode().split()
     shared = [
         SharedReceiver(policy, address, timeout_s=PATIENCE_S)
-        for policy, address in zip(policies[1:], addresses, strict=True)
+        for policy, address in zip(policies, addresses, strict=True)
     ]
-    receiver = BroadcastReceiver(policies[0], source=0, group=group, timeout_s=PATIENCE_S, bucket_bytes=BUCKET_BYTES)
     wrong = []
     for version in range(VERSIONS):
         for each in shared:
             each.receive(version)
-        if version == 1:  # which it says it has, so that nobody takes it
-            receiver.version = 1
-            wrong.append(outcome(receiver.receive, version)[0])
-            receiver.version = 0
-        receiver.receive(version)
+        store.set(f"received {kind} {version}", "")
         for number, policy in enumerate(policies):
             states = zip(expected.state_dict().items(), policy.state_dict().values(), strict=True)
             wrong += [f"{number} {name}" for (name, one), other in states if not torch.equal(one, other)]

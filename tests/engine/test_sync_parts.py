@@ -1,8 +1,6 @@
-"""Checksums, patches and layouts of weight sync, each alone."""
+"""Checksums and layouts of weight sync, each alone."""
 
 from __future__ import annotations
-
-import zlib
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from torch import Tensor, nn
 from embodyrl.engine.sync import Entry, LayoutError, held_by
 from embodyrl.engine.sync.checksum import checksum, checksum_of
 from embodyrl.engine.sync.layout import check_fit, from_json, pack, to_json, total_bytes, travelling, unpack, weights_of
-from embodyrl.engine.sync.patch import apply_patch, make_patch
 
 WORDS = st.integers(min_value=1, max_value=1500)
 
@@ -52,34 +49,6 @@ def test_a_checksum_of_a_tensor_is_one_of_its_bytes() -> None:
     assert checksum_of(part) == checksum_of(part.clone()) != checksum_of(part + 1)
     for small in (torch.tensor(True), torch.zeros(0, 4), torch.tensor(3)):
         assert checksum_of(small) == checksum_of(small.clone())
-
-
-NUMBERS = st.sampled_from([0.0, -0.0, 1.0, float("nan"), float("inf"), -1e-40, 3.3e38, 0.1])
-
-
-@settings(max_examples=40, deadline=None)
-@given(dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.int64]), data=st.data())
-def test_a_patch_gives_back_every_bit(dtype: torch.dtype, data: st.DataObject) -> None:
-    size = data.draw(st.integers(0, 200))
-    values = [torch.tensor(data.draw(st.lists(NUMBERS, min_size=size, max_size=size))) for _ in range(2)]
-    before, now = (each.nan_to_num(7.0).to(dtype) if dtype is torch.int64 else each.to(dtype) for each in values)
-    old, new = before.view(torch.uint8), now.view(torch.uint8)
-    patch = make_patch(new, old, dtype.itemsize)
-    assert torch.equal(apply_patch(patch, old, dtype.itemsize), new)
-
-
-def test_a_patch_is_small_where_little_changed_and_never_fits_something_else() -> None:
-    weights = torch.randn(100_000, generator=torch.Generator().manual_seed(0)).mul(0.02)
-    before = weights.to(torch.bfloat16).view(torch.uint8)
-    now = (weights - 1e-6).to(torch.bfloat16).view(torch.uint8)
-    patch = make_patch(now, before, 2)
-    assert len(patch) < 0.1 * len(now)
-    with pytest.raises(ValueError, match=r"a patch of 199999 bytes for 199998"):
-        apply_patch(patch, before[:-2], 2)
-    with pytest.raises(ValueError, match="bytes for 200000"):
-        apply_patch(patch[: len(patch) // 2], before, 2)
-    with pytest.raises(zlib.error):
-        apply_patch(patch[9:], before, 2)
 
 
 class Model(nn.Module):

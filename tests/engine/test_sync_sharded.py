@@ -23,14 +23,14 @@ def test_receivers_hold_what_all_shards_together_are(tmp_path: Path, size: int, 
     with peers((receive, tmp_path, kinds), *calls) as [receiver, *trainers]:
         wrong = receiver.get()
         first, *others = [trainer.get() for trainer in trainers]
-    assert wrong == [["VersionError"]] * len(kinds), (wrong, first, others)
+    assert wrong == [[]] * len(kinds), (wrong, first, others)
     most = max(weight.nbytes for kind in kinds for weight in policy_of(kind).parameters())
-    refused = "sending weights of version 1 failed"
-    for *sent, (peak, largest) in (first, *others):
+    for *_, (peak, largest) in (first, *others):
         assert 0 < peak == largest == most, "more than one whole tensor at a time"
-        assert [kind[2] for kind in sent] and all(kind[3][0] == "SyncError" and refused in kind[3][1] for kind in sent)
     for *sent, _ in others:
-        assert all(kind[:3] == [[0, 0], None, [0, 0]] for kind in sent)
-    for kind, ((whole, part), everything, again, _, _) in zip(kinds, first[:-1], strict=True):
-        frozen = sum(weight.nbytes for weight in policy_of(kind).parameters() if not weight.requires_grad)
-        assert whole == everything and whole - part >= frozen and again == [part, part], kind
+        assert sent == [[[0, 0], [0, 0]]] * len(kinds)
+    for kind, ((whole, part), again) in zip(kinds, first[:-1], strict=True):
+        weights = list(policy_of(kind).parameters())
+        frozen = sum(weight.nbytes for weight in weights if not weight.requires_grad)
+        assert whole >= sum(weight.nbytes for weight in weights), kind
+        assert whole - part >= frozen and again == [part, part], kind

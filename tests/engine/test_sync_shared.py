@@ -37,11 +37,11 @@ from embodyrl.engine.sync import (
     VersionError,
     held_by,
 )
-from embodyrl.placement.lending import Lender, Lent
-from embodyrl.placement.line import LineLost
+from embodyrl.placement.transport.lending import MemoryServer, RemoteMemory
+from embodyrl.placement.transport.line import LineLost
 
 SOON = 0.3
-Reach = Callable[[SharedSender], str | Lent]
+Reach = Callable[[SharedSender], str | RemoteMemory]
 
 
 @pytest.fixture(params=["here", "elsewhere"])
@@ -50,8 +50,8 @@ def reach(request: pytest.FixtureRequest) -> Iterator[Reach]:
     if request.param == "here":
         yield lambda sender: sender.address
         return
-    with Lender("127.0.0.3") as lender:
-        yield lambda sender: sender.lend(lender)
+    with MemoryServer("127.0.0.3") as server:
+        yield lambda sender: sender.lend(server)
 
 
 def test_a_policy_in_another_process_decides_like_the_one_that_learns() -> None:
@@ -147,7 +147,7 @@ def test_frozen_weights_that_both_sides_have_do_not_travel(reach: Reach) -> None
         receiver.receive(version)
         for name, tensor in receiving.state_dict().items():
             assert torch.equal(tensor, module.state_dict()[name].to(tensor.dtype)), name
-    assert len(sender._segment.bytes) < 300 * 300 * 2
+    assert len(sender._memory.bytes) < 300 * 300 * 2
 
 
 def test_frozen_weights_that_differ_are_named(reach: Reach) -> None:
@@ -195,7 +195,7 @@ def test_bytes_that_changed_on_the_way_are_not_taken() -> None:
     receiver = SharedReceiver(policy, sender.address, timeout_s=SOON)
     before = decide(policy)
     sender.send(0)
-    sender._segment.bytes[-200] ^= 4
+    sender._memory.bytes[-200] ^= 4
     with pytest.raises(ChecksumError, match="the memory does not hold what was sent as version 0"):
         receiver.receive(0)
     assert np.array_equal(decide(policy), before) and receiver.version is None
@@ -213,8 +213,11 @@ def test_other_tensors_and_other_memory_are_refused() -> None:
         SharedReceiver(make_policy(), "/dev/zero", timeout_s=SOON)
     fd = os.memfd_create("embodyrl-test", os.MFD_CLOEXEC)
     os.write(fd, b"\x7f" * 4096)
-    with Lender("127.0.0.3") as lender, pytest.raises(SyncError, match="lends no memory of this version's sender"):
-        SharedReceiver(make_policy(), lender.lend(fd), timeout_s=SOON)
+    with (
+        MemoryServer("127.0.0.3") as server,
+        pytest.raises(SyncError, match="lends no memory of this version's sender"),
+    ):
+        SharedReceiver(make_policy(), server.lend(fd), timeout_s=SOON)
     os.close(fd)
 
 
@@ -250,7 +253,7 @@ def test_a_sender_killed_while_writing_is_named_and_leaves_nothing() -> None:
         assert trainer.process.exitcode == -signal.SIGKILL
         with pytest.raises(PeerLost, match="ended before version 1; the newest one is 0"):
             receiver.receive(1)
-        late = SharedReceiver(other_policy(), f"/proc/self/fd/{receiver._segment.fd}", timeout_s=60)
+        late = SharedReceiver(other_policy(), f"/proc/self/fd/{receiver._memory.segment.fd}", timeout_s=60)
         with pytest.raises(PeerLost, match="whoever sends weights ended, or failed, while it was writing version 1"):
             late.receive(0)
         assert np.array_equal(decide(policy), before) and receiver.version == 0
@@ -292,14 +295,14 @@ def wait_until_stopped(peer: Peer) -> None:
 
 def test_a_sender_on_another_machine_that_ends_is_noticed_and_half_a_version_never_taken() -> None:
     sender, receiving = SharedSender(make_policy(), timeout_s=SOON), other_policy()
-    with Lender("127.0.0.3") as lender:
-        receiver = SharedReceiver(receiving, sender.lend(lender), timeout_s=SOON)
+    with MemoryServer("127.0.0.3") as server:
+        receiver = SharedReceiver(receiving, sender.lend(server), timeout_s=SOON)
         sender.send(0)
         receiver.receive(0)
         before = [tensor.clone() for tensor in receiving.parameters()]
         sender.send(1)
-        assert sender._segment is not None
-        sender._segment.bytes[-100] ^= 1
+        assert sender._memory is not None
+        sender._memory.bytes[-100] ^= 1
         with pytest.raises(ChecksumError, match="the memory does not hold what was sent as version 1"):
             receiver.receive(1)
         assert all(torch.equal(one, other) for one, other in zip(before, receiving.parameters(), strict=True))

@@ -81,16 +81,16 @@ import os, signal, sys
 from embodyrl.cli.main import main
 from embodyrl.runner import disaggregated
 
-take_over = disaggregated.take_over
+map_rollout = disaggregated.map_rollout
 
-def killing(handed, *arguments, **options):
-    pid = int(handed.address.split("/")[2])
+def killing(shared, *arguments, **options):
+    pid = int(shared.address.split("/")[2])
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     print("killed", pid, file=sys.stderr)
-    return take_over(handed, *arguments, **options)
+    return map_rollout(shared, *arguments, **options)
 
-disaggregated.take_over = killing
+disaggregated.map_rollout = killing
 main()
 """
 

@@ -113,13 +113,13 @@ class Service:
         return "seen"
 
 
-class Rung(Service):
-    """Does on a ring what it was told to before."""
+class Notified(Service):
+    """Does on a notification what it was told to before."""
 
     def prepare(self, method, *args):
         self.prepared = method, args
 
-    def on_ring(self):
+    def on_notify(self):
         method, args = self.prepared
         getattr(self, method)(*args)
 

@@ -10,20 +10,21 @@ from typing import Any
 import pytest
 import torch
 
-from embodyrl.placement.lending import Lender, MemoryGone
-from embodyrl.placement.line import LineError
+from embodyrl.placement.transport.lending import MemoryServer
+from embodyrl.placement.transport.line import LineError
+from embodyrl.placement.transport.segment import MemoryGone
 from embodyrl.rollout.batch import COLUMNS, TrajectoryBatch, leaves
 from embodyrl.rollout.episodes import Rollout
-from embodyrl.rollout.handing import Handed, SharedColumns, take_over
+from embodyrl.rollout.handing import SharedColumns, SharedRollout, map_rollout
 from embodyrl.rollout.spread import is_large
 
 K, B = 3, 4
 
 
 @pytest.fixture
-def lender() -> Iterator[Lender]:
-    with Lender("127.0.0.3") as lender:
-        yield lender
+def server() -> Iterator[MemoryServer]:
+    with MemoryServer("127.0.0.3") as server:
+        yield server
 
 
 def rollout(columns: SharedColumns) -> Rollout:
@@ -43,27 +44,27 @@ def rollout(columns: SharedColumns) -> Rollout:
     return Rollout(batch=TrajectoryBatch(own, ["push"]), finished=[], env_steps=7)
 
 
-def test_another_machine_reads_what_this_one_maps(lender: Lender) -> None:
-    columns = SharedColumns("a", lender)
+def test_another_machine_reads_what_this_one_maps(server: MemoryServer) -> None:
+    columns = SharedColumns("a", server)
     given = rollout(columns)
-    handed = Handed(**json.loads(json.dumps(dataclasses.asdict(columns.hand_over(given)))))
+    shared = SharedRollout(**json.loads(json.dumps(dataclasses.asdict(columns.share(given)))))
     for machine in ("a", "b"):
-        found = take_over(handed, machine, timeout_s=5.0)
+        found = map_rollout(shared, machine, timeout_s=5.0)
         assert found.env_steps == 7 and found.batch.task_descriptions == given.batch.task_descriptions
         for name, leaf in leaves(given.batch).items():
             other = leaves(found.batch)[name]
             assert other.dtype is leaf.dtype and torch.equal(other, leaf), (machine, name)
     columns.close()
     with pytest.raises(MemoryGone, match="is gone with its process"):
-        take_over(handed, "a")
+        map_rollout(shared, "a")
     with pytest.raises(LineError, match="not lent any more"):
-        take_over(handed, "b", timeout_s=5.0)
+        map_rollout(shared, "b", timeout_s=5.0)
 
 
-def test_of_large_columns_only_the_share_travels(lender: Lender) -> None:
-    columns = SharedColumns("a", lender)
+def test_of_large_columns_only_the_share_travels(server: MemoryServer) -> None:
+    columns = SharedColumns("a", server)
     given = rollout(columns)
-    found = take_over(columns.hand_over(given), "b", share=range(1, 3), timeout_s=5.0)
+    found = map_rollout(columns.share(given), "b", share=range(1, 3), timeout_s=5.0)
     large = {name for name, leaf in leaves(given.batch).items() if is_large(name, leaf)}
     assert large == {"images", "trace/features"}
     for name, leaf in leaves(given.batch).items():

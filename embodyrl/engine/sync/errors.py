@@ -15,7 +15,7 @@ class LayoutError(SyncError):
 
 
 class VersionError(SyncError):
-    """Raised when a version comes twice, out of order, or after one that it builds upon was missed."""
+    """Raised when a version comes twice or out of order, or was overwritten by a newer one."""
 
 
 class ChecksumError(SyncError):

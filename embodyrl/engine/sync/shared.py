@@ -1,18 +1,14 @@
 """Weights for other processes, through memory that those of this machine map and those of other machines read.
 
-One process sends, any number receive. The memory has no name (a memfd), so that nothing is left behind however they
-end. It holds one version. Whoever writes or copies it holds a lock meanwhile, which the kernel takes from a process
-that ends, and what a sender had begun when it ended is marked as such: nobody ever sees half a version.
+One process sends, any number receive. The memory holds one version. Whoever writes or copies it holds a lock meanwhile,
+which the kernel takes from a process that ends, and what a sender had begun when it ended is marked as such: nobody
+ever sees half a version.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,8 +20,10 @@ from embodyrl.engine.sync.checksum import checksum
 from embodyrl.engine.sync.errors import ChecksumError, PeerLost, SyncError, VersionError
 from embodyrl.engine.sync.layout import Entry
 from embodyrl.engine.sync.locks import ByteLock, wait_until
-from embodyrl.placement.lending import Borrower, Lender, Lent
+from embodyrl.placement.transport.lending import MemoryClient, MemoryServer, RemoteMemory
+from embodyrl.placement.transport.segment import Segment
 
+_SEGMENT = "weights"
 _MAGIC = 0x656D626F64790002
 _NONE = -1
 _KIND, _TEXT, _DATA, _WRITING, _VERSION, _SUM_FIXED, _SUM_CHANGING = range(7)
@@ -37,28 +35,25 @@ _ALIVE, _CONTENT = 0, 1
 """What the locks are on: that the sender lives, and the memory's content."""
 
 
-class _Segment:
+class _Memory:
     """The memory as both sides see it: a head of seven numbers, the entries as JSON, and the data.
 
     Args:
-        fd: the file, opened for this object alone; owned from now on.
-        num_bytes: its size.
+        segment: opened for this object alone; owned from now on.
     """
 
-    def __init__(self, fd: int, num_bytes: int) -> None:
-        self.fd = fd
-        self._close = weakref.finalize(self, os.close, fd)
-        block = mmap.mmap(fd, num_bytes)
-        self.bytes = torch.frombuffer(block, dtype=torch.uint8)
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.bytes = torch.frombuffer(segment.map(segment.num_bytes), dtype=torch.uint8)
         self._head = self.bytes[:_HEAD].view(torch.int64)
-        self.alive, self.content = ByteLock(fd, _ALIVE), ByteLock(fd, _CONTENT)
+        self.alive, self.content = ByteLock(segment.fd, _ALIVE), ByteLock(segment.fd, _CONTENT)
 
     def close(self) -> None:
         """Let go of the memory. The locks are released explicitly, since the mapping keeps the file open."""
-        if self._close.alive:
+        if self.segment.fd >= 0:
             self.alive.release()
             self.content.release()
-            self._close()
+            self.segment.close()
 
     def __getitem__(self, word: int) -> int:
         return int(self._head[word])
@@ -84,7 +79,7 @@ class _Segment:
         return data[:fixed], data[fixed:]
 
 
-class _LentSegment:
+class _MemoryElsewhere:
     """The same memory on another machine. Nothing keeps its sender from writing while it is read: checksums tell.
 
     Args:
@@ -92,9 +87,9 @@ class _LentSegment:
         timeout_s: longest time for the other machine to answer [s].
     """
 
-    def __init__(self, lent: Lent, timeout_s: float) -> None:
+    def __init__(self, lent: RemoteMemory, timeout_s: float) -> None:
         self._lent = lent
-        self._line = Borrower(lent.line, timeout_s=timeout_s)
+        self._line = MemoryClient(lent.line, timeout_s=timeout_s)
         if self[_KIND] != _MAGIC:
             self.close()
             raise SyncError(f"{lent.line} lends no memory of this version's sender of weights")
@@ -109,11 +104,11 @@ class _LentSegment:
         return int(self._read(8 * word, torch.empty(8, dtype=torch.uint8)).view(torch.int64))
 
     def text(self) -> bytes:
-        """See `_Segment`."""
+        """See `_Memory`."""
         return bytes(self._read(_HEAD, torch.empty(self[_TEXT], dtype=torch.uint8)).numpy().tobytes())
 
     def has_sender(self) -> bool:
-        """See `_Segment`: it has answered."""
+        """See `_Memory`: it has answered."""
         return True
 
     def reading(self, timeout_s: float, why_not: str) -> AbstractContextManager[None]:
@@ -121,7 +116,7 @@ class _LentSegment:
         return nullcontext()
 
     def parts(self, fixed: int) -> tuple[Tensor, Tensor]:
-        """See `_Segment`."""
+        """See `_Memory`."""
         data = self._read(self[_DATA], self._data)
         return data[:fixed], data[fixed:]
 
@@ -163,22 +158,19 @@ class SharedSender:
         self._version: int | None = None
         summed = plan.summed(frozen, plan.weights_of(module))
         is_first = not dist.is_initialized() or dist.get_rank() == 0
-        self._segment = self._offer(plan.to_json([*summed, *self._entries])) if is_first else None
+        self._memory = self._offer(plan.to_json([*summed, *self._entries])) if is_first else None
 
-    def _offer(self, text: bytes) -> _Segment:
+    def _offer(self, text: bytes) -> _Memory:
         """Make the memory, without weights yet."""
         start = -(-(_HEAD + len(text)) // _PAGE) * _PAGE
-        num_bytes = start + plan.total_bytes(self._entries)
-        fd = os.memfd_create("embodyrl-weights", os.MFD_CLOEXEC)
-        os.ftruncate(fd, num_bytes)
-        segment = _Segment(fd, num_bytes)
+        memory = _Memory(Segment.create(_SEGMENT, start + plan.total_bytes(self._entries)))
         if any(tensor.is_cuda for tensor in plan.weights_of(self._module).values()):
-            pin(segment, segment.bytes.data_ptr(), num_bytes)
-        segment.bytes[_HEAD : _HEAD + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        segment[_TEXT], segment[_DATA], segment[_WRITING], segment[_VERSION] = len(text), start, _NONE, _NONE
-        segment.alive.try_acquire(exclusive=True)
-        segment[_KIND] = _MAGIC
-        return segment
+            pin(memory, memory.bytes.data_ptr(), len(memory.bytes))
+        memory.bytes[_HEAD : _HEAD + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        memory[_TEXT], memory[_DATA], memory[_WRITING], memory[_VERSION] = len(text), start, _NONE, _NONE
+        memory.alive.try_acquire(exclusive=True)
+        memory[_KIND] = _MAGIC
+        return memory
 
     @property
     def address(self) -> str:
@@ -187,19 +179,20 @@ class SharedSender:
         Raises:
             SyncError: this is not the first rank.
         """
-        if self._segment is None:
-            raise SyncError(f"weights are offered by the first rank, and this is rank {dist.get_rank()}")
-        return f"/proc/{os.getpid()}/fd/{self._segment.fd}"
+        return self._offered().segment.address
 
-    def lend(self, lender: Lender) -> Lent:
+    def _offered(self) -> _Memory:
+        if self._memory is None:
+            raise SyncError(f"weights are offered by the first rank, and this is rank {dist.get_rank()}")
+        return self._memory
+
+    def lend(self, server: MemoryServer) -> RemoteMemory:
         """Lend the memory to receivers on other machines; a version must stay until they have taken it.
 
         Raises:
             SyncError: this is not the first rank.
         """
-        if self._segment is None:
-            raise SyncError(f"weights are offered by the first rank, and this is rank {dist.get_rank()}")
-        return lender.lend(self._segment.fd)
+        return server.lend(self._offered().segment.fd)
 
     def send(self, version: int) -> int:
         """Put the module's weights of this moment there; returns the bytes that this rank wrote.
@@ -216,16 +209,16 @@ class SharedSender:
         fixed = [each for each in self._entries if not each.changes and self._version is None]
         changing = [each for each in self._entries if each.changes]
         weights = plan.weights_of(self._module)
-        if self._segment is None:
+        if self._memory is None:
             plan.take_part([*fixed, *changing], weights)
         else:
-            self._write(self._segment, version, fixed, changing, weights)
+            self._write(self._memory, version, fixed, changing, weights)
         self._version = version
-        return plan.total_bytes([*fixed, *changing]) if self._segment is not None else 0
+        return plan.total_bytes([*fixed, *changing]) if self._memory is not None else 0
 
     def _write(
         self,
-        segment: _Segment,
+        memory: _Memory,
         version: int,
         fixed: Sequence[Entry],
         changing: Sequence[Entry],
@@ -233,20 +226,20 @@ class SharedSender:
     ) -> None:
         """Fill the memory; nobody reads meanwhile."""
         why_not = f"weights of version {version} cannot be written, because a receiver has not finished copying"
-        with segment.content.held(self._timeout_s, why_not, exclusive=True):
-            segment[_WRITING] = version
-            fixed_data, changing_data = segment.parts(self._fixed)
+        with memory.content.held(self._timeout_s, why_not, exclusive=True):
+            memory[_WRITING] = version
+            fixed_data, changing_data = memory.parts(self._fixed)
             if fixed:
                 plan.pack(fixed, weights, fixed_data)
-                segment[_SUM_FIXED] = checksum(fixed_data)
+                memory[_SUM_FIXED] = checksum(fixed_data)
             plan.pack(changing, weights, changing_data)
-            segment[_SUM_CHANGING] = checksum(changing_data)
-            segment[_VERSION], segment[_WRITING] = version, _NONE
+            memory[_SUM_CHANGING] = checksum(changing_data)
+            memory[_VERSION], memory[_WRITING] = version, _NONE
 
     def close(self) -> None:
         """Let go of the memory; receivers that wait for another version learn that there is none to come."""
-        if self._segment is not None:
-            self._segment.close()
+        if self._memory is not None:
+            self._memory.close()
 
 
 class SharedReceiver:
@@ -262,11 +255,11 @@ class SharedReceiver:
         LayoutError: it sends other tensors than the module has.
     """
 
-    def __init__(self, module: nn.Module, address: str | Lent, *, timeout_s: float) -> None:
+    def __init__(self, module: nn.Module, address: str | RemoteMemory, *, timeout_s: float) -> None:
         self._module = module
         self._timeout_s = timeout_s
-        self._segment = _LentSegment(address, timeout_s) if isinstance(address, Lent) else _open(address)
-        entries = plan.from_json(self._segment.text())
+        self._memory = _MemoryElsewhere(address, timeout_s) if isinstance(address, RemoteMemory) else _open(address)
+        entries = plan.from_json(self._memory.text())
         plan.check_fit(entries, plan.held_by(module))
         self._frozen = [each for each in entries if each.sum is not None]
         self._entries = entries[len(self._frozen) :]
@@ -277,7 +270,7 @@ class SharedReceiver:
     @property
     def newest(self) -> int | None:
         """The version that is there to be received; None before the first one."""
-        version = self._segment[_VERSION]
+        version = self._memory[_VERSION]
         return None if version == _NONE else version
 
     def receive(self, version: int) -> None:
@@ -300,7 +293,7 @@ class SharedReceiver:
         if self.version is None:
             plan.check_same(self._frozen, plan.weights_of(self._module))
         why_not = f"weights of version {version} cannot be copied, because the sender has not finished writing"
-        with self._segment.reading(self._timeout_s, why_not):
+        with self._memory.reading(self._timeout_s, why_not):
             self._take(version)
         self.version = version
 
@@ -308,21 +301,21 @@ class SharedReceiver:
         newest = self.newest
         if newest is not None and newest >= version:
             return True
-        if not self._segment.has_sender():
+        if not self._memory.has_sender():
             raise PeerLost(f"the process that sends weights ended before version {version}; the newest one is {newest}")
         return False
 
     def _take(self, version: int) -> None:
         """Check the memory, then copy it; nobody writes meanwhile."""
-        segment = self._segment
-        if segment[_WRITING] != _NONE:
-            raise PeerLost(f"whoever sends weights ended, or failed, while it was writing version {segment[_WRITING]}")
-        if segment[_VERSION] != version:
-            raise VersionError(f"version {version} was overwritten: the memory holds version {segment[_VERSION]}")
-        fixed, changing = segment.parts(self._fixed)
-        parts = [(changing, segment[_SUM_CHANGING], True)]
+        memory = self._memory
+        if memory[_WRITING] != _NONE:
+            raise PeerLost(f"whoever sends weights ended, or failed, while it was writing version {memory[_WRITING]}")
+        if memory[_VERSION] != version:
+            raise VersionError(f"version {version} was overwritten: the memory holds version {memory[_VERSION]}")
+        fixed, changing = memory.parts(self._fixed)
+        parts = [(changing, memory[_SUM_CHANGING], True)]
         if self.version is None:
-            parts.insert(0, (fixed, segment[_SUM_FIXED], False))
+            parts.insert(0, (fixed, memory[_SUM_FIXED], False))
         for data, expected, _ in parts:
             if checksum(data) != expected:
                 raise ChecksumError(f"the memory does not hold what was sent as version {version}")
@@ -332,25 +325,23 @@ class SharedReceiver:
 
     def close(self) -> None:
         """Let go of the memory."""
-        self._segment.close()
+        self._memory.close()
 
 
-def _open(address: str) -> _Segment:
+def _open(address: str) -> _Memory:
     """The memory at an address, opened anew so that its locks are this object's.
 
     Raises:
         PeerLost: nobody offers weights there.
     """
     try:
-        fd = os.open(address, os.O_RDWR | os.O_CLOEXEC)
+        segment = Segment.open(address, _SEGMENT)
     except OSError as error:
         raise PeerLost(f"no process offers weights at {address}: {error.strerror}") from error
-    num_bytes = os.fstat(fd).st_size
-    if num_bytes < _PAGE or "embodyrl-weights" not in str(Path(f"/proc/self/fd/{fd}").readlink()):
-        os.close(fd)
-        raise SyncError(f"{address} is not memory that a sender of weights made")
-    segment = _Segment(fd, num_bytes)
-    if segment[_KIND] != _MAGIC:
-        segment.close()
+    except ValueError as error:
+        raise SyncError(f"{address} is not memory that a sender of weights made") from error
+    memory = _Memory(segment)
+    if memory[_KIND] != _MAGIC:
+        memory.close()
         raise SyncError(f"{address} is not memory of this version's sender of weights")
-    return segment
+    return memory

@@ -1,6 +1,6 @@
 """SimulatorHost: the simulators of a process that plays on another machine.
 
-It owns a plain EnvManager and answers the calls of one RemoteManager, over one line (`placement.line`).
+It owns a plain EnvManager and answers the calls of one RemoteManager, over one line (`placement.transport.line`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from embodyrl.envs.manager.manager import EnvManager
 from embodyrl.envs.manager.messages import Message, Results, of_error, own_memory
 from embodyrl.envs.manager.pool import LONGEST_PAUSE_S
 from embodyrl.envs.types import EpisodeSpec
-from embodyrl.placement.line import Address, Line, LineError, Listener
 from embodyrl.placement.plan import inventory
 from embodyrl.placement.ranks import RankInfo, own_share
+from embodyrl.placement.transport.line import Address, Line, LineError, Listener
 
 FRAME_S = 30.0
 """Longest time for a message to come or to go, once it has begun [s]."""

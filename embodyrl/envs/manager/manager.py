@@ -19,8 +19,8 @@ from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.manager.memory import (
     RESULTS,
     Reader,
-    Segment,
     Selection,
+    SharedArrays,
     Slots,
     StepResult,
     Work,
@@ -104,7 +104,7 @@ class EnvManager:
         self._noting_failure = _NotingFailure()
         self._closed = False
         self._pool: WorkerPool | None = None
-        self._memory: Segment | None = None
+        self._memory: SharedArrays | None = None
         self._requests: list[Request | None] = [None] * self.num_envs
         self._sent = np.zeros(self.num_envs, bool)
         self._lost = np.zeros(self.num_envs, bool)
@@ -132,7 +132,7 @@ class EnvManager:
         pool.start()
         self.spec = with_task_descriptions(self._agreed_spec(pool), config.task_descriptions)
         check_images_shown(config, self.spec)
-        memory = self._memory = Segment.create(
+        memory = self._memory = SharedArrays.create(
             layout(self.spec, self.num_envs, self.chunk_size, every_step=self._every_step)
         )
         self._reader, self._writer = (
@@ -544,7 +544,7 @@ class EnvManager:
     # ---- what comes out
 
     @property
-    def _arrays(self) -> Segment:
+    def _arrays(self) -> SharedArrays:
         assert self._memory is not None, "used before the start or after close"
         return self._memory
 

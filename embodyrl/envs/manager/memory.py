@@ -3,15 +3,11 @@ that a call is about, and how the manager writes arguments to them and reads res
 
 Shapes: `B` slots of the whole run, `C` actions in a chunk, `D` action dims, `S` proprio dims, `V` cameras, `H, W`
 pixels. Row `b` of every array belongs to slot `b` and is written by one side at a time: by the parent while the slot is
-idle, by the slot's worker while it is busy. That is why no lock is needed. The segment is a memfd: it has no name, so
-nothing is left over however a run ends.
+idle, by the slot's worker while it is busy. That is why no lock is needed.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.placement.launcher import Worker
+from embodyrl.placement.transport.segment import Segment
 
 _ALIGNMENT = 64
 RESULTS = ("rewards", "success", "success_known", "terminated", "truncated", "steps")
@@ -143,32 +140,29 @@ def _rounded_up(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-class Segment:
-    """A mapped segment: `segment[name]` is the array of that name, or that field of the records.
+class SharedArrays:
+    """Arrays in a segment: `arrays[name]` is the one of that name, or that field of the records.
 
     Args:
-        fd: file descriptor of the memory; the segment owns it from now on.
+        segment: owned from now on.
         layout: of its arrays.
     """
 
-    def __init__(self, fd: int, layout: Layout) -> None:
-        self.fd = fd
-        self._close_fd = weakref.finalize(self, os.close, fd)
+    def __init__(self, segment: Segment, layout: Layout) -> None:
+        self.segment = segment
         self.layout = layout
         self._arrays: dict[str, NDArray[Any]] = {}
         # The arrays hold the mapping, so it lives as long as any view of it, also after `close`.
-        memory = mmap.mmap(fd, layout.num_bytes)
+        memory = segment.map(layout.num_bytes)
         for name, field in layout.fields.items():
             array = np.frombuffer(memory, field.dtype, field.num_bytes // field.dtype.itemsize, field.offset)
             self._arrays[name] = array.reshape(field.shape)
             self._arrays |= {part: array[part] for part in field.dtype.names or ()}
 
     @classmethod
-    def create(cls, layout: Layout) -> Segment:
-        """Create a segment of zeros."""
-        fd = os.memfd_create("embodyrl-envs", os.MFD_CLOEXEC)
-        os.ftruncate(fd, layout.num_bytes)
-        return cls(fd, layout)
+    def create(cls, layout: Layout) -> SharedArrays:
+        """Create arrays of zeros."""
+        return cls(Segment.create("envs", layout.num_bytes), layout)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self._arrays[name]
@@ -184,7 +178,7 @@ class Segment:
         """Release the memory; it is freed once the last view and the last process have released it. May be called
         again."""
         self._arrays = {}
-        self._close_fd()
+        self.segment.close()
 
 
 Slots = Sequence[int] | NDArray[np.int64]
@@ -338,7 +332,7 @@ class Writer:
         tasks: names by index.
     """
 
-    def __init__(self, memory: Segment, tasks: list[str]) -> None:
+    def __init__(self, memory: SharedArrays, tasks: list[str]) -> None:
         self._memory = memory
         self._tasks = tasks
         self._written: list[EpisodeSpec | None] = [None] * len(memory["has_next"])
@@ -396,7 +390,7 @@ class Reader:
         task_descriptions: task descriptions by index.
     """
 
-    def __init__(self, memory: Segment, task_descriptions: list[str]) -> None:
+    def __init__(self, memory: SharedArrays, task_descriptions: list[str]) -> None:
         self._memory = memory
         self._task_descriptions = task_descriptions
         self._has_proprio, self._has_images = "proprio" in memory, "final_images" in memory

@@ -20,7 +20,7 @@ from embodyrl.envs.manager.pool import TooManyDeaths
 from embodyrl.envs.types import Observation
 from embodyrl.errors import RunError, UserError
 from embodyrl.placement.launcher import RemoteError, WorkerDied, WorkerError, WorkerTimeout
-from embodyrl.placement.line import Buffer, Line, understood
+from embodyrl.placement.transport.line import Buffer, Line, understood
 
 Arrays = dict[str, NDArray[Any]]
 Place = Callable[[str, tuple[int, ...], "np.dtype[Any]"], NDArray[Any]]

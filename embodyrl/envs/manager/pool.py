@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from embodyrl.config.schema import EnvConfig, OnWorkerDeath
-from embodyrl.envs.manager.memory import Segment, Selection, Selections
+from embodyrl.envs.manager.memory import Selection, Selections, SharedArrays
 from embodyrl.envs.manager.worker import EnvWorker
 from embodyrl.envs.types import SimulatorSpec
 from embodyrl.errors import UserError
@@ -59,7 +59,7 @@ class WorkerPool:
         self._on_restart = on_restart
         self._on_replaced = on_replaced
         self._plan = plan_env_workers(config, inventory(), near)
-        self._memory: Segment | None = None
+        self._memory: SharedArrays | None = None
         self.restarts = 0
         """Number of processes that died and were replaced in the run so far, at most `env.max_restarts`."""
         self.deaths: list[WorkerError] = []
@@ -80,14 +80,14 @@ class WorkerPool:
         """Start all processes after `stop`; one that dies during its start is replaced like any other."""
         self._until_started(self.start)
 
-    def attach(self, memory: Segment) -> None:
+    def attach(self, memory: SharedArrays) -> None:
         """Have all processes use this memory, also those that are started later."""
         self._memory = memory
         self._attach(self.workers)
 
     def _attach(self, workers: Sequence[Worker]) -> None:
         assert self._memory is not None
-        layout, fd = self._memory.layout, self._memory.fd
+        layout, fd = self._memory.layout, self._memory.segment.fd
         self._gather([worker.request("attach", layout, fds=[fd]) for worker in workers])
 
     def call_all(self, method: str) -> list[Any]:
@@ -124,7 +124,7 @@ class WorkerPool:
                 # A busy process may still have to read `stepping` for its present chunk.
                 if worker.is_idle:
                     stepping[share.served] = share.mask
-                    requests.append(worker.ring("step", timeout=timeout))
+                    requests.append(worker.notify("step", timeout=timeout))
                 else:
                     requests.append(worker.request("step", *share.arguments, timeout=timeout))
             except (WorkerDied, WorkerTimeout) as error:

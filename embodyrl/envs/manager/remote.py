@@ -15,7 +15,7 @@ from embodyrl.envs.manager.memory import NEXT_FIELDS, Slots, StepResult, Work
 from embodyrl.envs.manager.messages import Message, Place, Results, error_of, own_memory
 from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.placement.launcher import WorkerError
-from embodyrl.placement.line import Address, LineError, connect, understood
+from embodyrl.placement.transport.line import Address, LineError, connect, understood
 
 T = TypeVar("T")
 SLACK_S = 10.0

@@ -18,10 +18,11 @@ from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.base import WrongResult, described, wrong_images, wrong_proprio
 from embodyrl.envs.images import rendering_seconds
 from embodyrl.envs.manager.frames import Frames
-from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, RESULTS, Layout, Segment
+from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, RESULTS, Layout, SharedArrays
 from embodyrl.envs.renderers import renderer_names
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator, SimulatorSpec, nothing_executed
 from embodyrl.placement.plan import WorkerSpec
+from embodyrl.placement.transport.segment import Segment
 from embodyrl.registry import SIMULATORS
 
 P = ParamSpec("P")
@@ -76,7 +77,7 @@ class EnvWorker:
             task_description: index
             for index, task_description in reversed(list(enumerate(self._simulator.spec.tasks.values())))
         }
-        self._segment: Segment | None = None
+        self._memory: SharedArrays | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
         self._kept: list[str] = []
         self._shown: tuple[list[str], NDArray[np.int64]] = [], np.zeros(0, np.int64)
@@ -101,8 +102,8 @@ class EnvWorker:
 
     def attach(self, layout: Layout, fd: int) -> None:
         """Use this segment from now on; its contents stay."""
-        self._segment = Segment(fd, layout)
-        self._arrays = self._segment.part(self._slots)
+        self._memory = SharedArrays(Segment(fd), layout)
+        self._arrays = self._memory.part(self._slots)
         # A page lands on the NUMA node of the process that first writes to it: it should be this one.
         for array in self._arrays.values():
             array[...] = array.copy()
@@ -122,7 +123,7 @@ class EnvWorker:
         self._step(slots or self._all, video=None)
 
     @_serving
-    def on_ring(self) -> None:
+    def on_notify(self) -> None:
         """Do what `step` does, in the slots of the mask `stepping`; called by the doorbell."""
         wanted = self._arrays["stepping"].tolist()
         self._step(self._all if all(wanted) else tuple(slot for slot in self._all if wanted[slot]), video=None)
@@ -171,8 +172,8 @@ class EnvWorker:
     def close(self) -> None:
         """Close the simulator."""
         self._arrays = {}
-        if self._segment is not None:
-            self._segment.close()
+        if self._memory is not None:
+            self._memory.close()
         self._simulator.close()
 
     def _note_work(self, seconds: float) -> None:

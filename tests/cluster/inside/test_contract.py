@@ -32,7 +32,7 @@ from embodyrl.placement.topology import Gpu
 SERVICES = Path(__file__).parents[2] / "placement"
 sys.path.append(str(SERVICES))
 
-from placement_services import MarksItsEnd, Rung, Service  # noqa: E402
+from placement_services import MarksItsEnd, Notified, Service  # noqa: E402
 
 Start = Callable[..., list[Worker]]
 
@@ -152,10 +152,10 @@ def test_file_descriptors_do_not_travel_between_machines(
 
 
 def test_a_ring(launcher: Launcher) -> None:
-    [worker] = launcher.start(specs(launcher, 1), Rung, [(0,)], timeout=240)
+    [worker] = launcher.start(specs(launcher, 1), Notified, [(0,)], timeout=240)
     call(launcher, worker, "prepare", "fail", "rung")
     with pytest.raises(RemoteError, match="raised KeyError: 'rung'"):
-        launcher.gather([worker.ring("step")], timeout=240)
+        launcher.gather([worker.notify("step")], timeout=240)
     launcher.stop([worker])
 
 

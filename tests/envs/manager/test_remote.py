@@ -28,10 +28,10 @@ from embodyrl.envs.manager.remote import RemoteManager
 from embodyrl.envs.options import GymnasiumConfig
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.placement.launcher import RemoteError, WorkerDied, WorkerTimeout
-from embodyrl.placement.line import LineError, LineLost, LineTimeout, Listener
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.plan import WorkerSpec
 from embodyrl.placement.ranks import RankInfo
+from embodyrl.placement.transport.line import LineError, LineLost, LineTimeout, Listener
 
 ALL = range(4)
 SMALL = ("rewards", "success", "terminated", "truncated", "steps", "lost")
@@ -322,7 +322,7 @@ import sys, time
 sys.path.append(sys.argv[1])
 from toy_simulator import episode
 from embodyrl.envs.manager.remote import RemoteManager
-from embodyrl.placement.line import Address
+from embodyrl.placement.transport.line import Address
 manager = RemoteManager(Address(sys.argv[2], int(sys.argv[3]), sys.argv[4]))
 manager.reset([0], [episode(1)])
 print("plays", flush=True)

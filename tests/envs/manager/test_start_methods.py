@@ -62,7 +62,7 @@ def test_forked_simulators_play_the_same(name: str) -> None:
 def test_the_shared_segment_is_laid_out_by_the_processes_before_the_first_reset() -> None:
     config = SIMULATED["gymnasium"](num_envs=4, workers=2, cameras=["render"], image_size=[200, 200])
     with EnvManager(config, chunk_size=1) as manager:
-        segment = manager._memory
-        assert segment is not None
-        in_memory = os.fstat(segment.fd).st_blocks * 512  # pages that nobody has touched are not there
-        assert in_memory >= segment.layout.num_bytes >= 4 * 200 * 200 * 3
+        memory = manager._memory
+        assert memory is not None
+        in_memory = os.fstat(memory.segment.fd).st_blocks * 512  # pages that nobody has touched are not there
+        assert in_memory >= memory.layout.num_bytes >= 4 * 200 * 200 * 3

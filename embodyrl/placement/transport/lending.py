@@ -14,22 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from embodyrl.errors import RunError
 from embodyrl.files import files_in, is_inside, replacing, require_room
-from embodyrl.placement.line import Address, LineError, Listener, Service, connect, understood
+from embodyrl.placement.transport.line import Address, LineError, Listener, Service, connect, understood
 
 _PIECE = 64 << 20
 """Bytes of a file that are asked for at once."""
 _PATIENCE_S = 600.0
-"""Longest time for a borrower to take what it has asked for [s]; one whose machine is gone is noticed much earlier."""
-
-
-class MemoryGone(RunError):
-    """Raised when memory that another process of this machine shares cannot be mapped."""
+"""Longest time for a client to take what it has asked for [s]; one whose machine is gone is noticed much earlier."""
 
 
 @dataclass(frozen=True)
-class Lent:
+class RemoteMemory:
     """Memory or a file that a process lends; plain data that may be given to others."""
 
     line: Address
@@ -38,7 +33,7 @@ class Lent:
     """[bytes]"""
 
     @classmethod
-    def from_plain(cls, fields: Mapping[str, Any]) -> Lent:
+    def from_plain(cls, fields: Mapping[str, Any]) -> RemoteMemory:
         """Return what `dataclasses.asdict` made plain.
 
         Raises:
@@ -52,27 +47,27 @@ class Lent:
 
 
 @dataclass(frozen=True)
-class LentFolder:
+class RemoteFolder:
     """Files that a process lends."""
 
     line: Address
-    files: Mapping[str, Lent]
+    files: Mapping[str, RemoteMemory]
     """By their paths in the folder."""
 
     @classmethod
-    def from_plain(cls, fields: Mapping[str, Any]) -> LentFolder:
+    def from_plain(cls, fields: Mapping[str, Any]) -> RemoteFolder:
         """Return what `dataclasses.asdict` made plain.
 
         Raises:
             LineError: that is something else.
         """
         with understood("the folder that is lent"):
-            files = {str(name): Lent.from_plain(each) for name, each in fields["files"].items()}
+            files = {str(name): RemoteMemory.from_plain(each) for name, each in fields["files"].items()}
             return cls(line=Address(**fields["line"]), files=files)
 
 
-class Lender:
-    """Lends memory and files of this process to whoever has been given their `Lent`.
+class MemoryServer:
+    """Lends memory and files of this process to whoever has been given their `RemoteMemory`.
 
     Args:
         host: address of this machine to listen at.
@@ -84,16 +79,16 @@ class Lender:
         self._lock = threading.Lock()
         self._service = Service(Listener(host), self._answer, timeout_s=_PATIENCE_S)
 
-    def lend(self, fd: int) -> Lent:
+    def lend(self, fd: int) -> RemoteMemory:
         """Lend all that a file descriptor of memory or of a file holds now, until `withdraw`."""
         size = os.fstat(fd).st_size
         content = mmap.mmap(fd, size, access=mmap.ACCESS_READ) if size else b""  # nothing cannot be mapped
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._lent[number] = content
-        return Lent(self._service.address, number, size)
+        return RemoteMemory(self._service.address, number, size)
 
-    def lend_file(self, path: Path) -> Lent:
+    def lend_file(self, path: Path) -> RemoteMemory:
         """Lend what a file holds now; a link is refused."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -101,20 +96,20 @@ class Lender:
         finally:
             os.close(fd)
 
-    def withdraw(self, lent: Lent) -> None:
+    def withdraw(self, lent: RemoteMemory) -> None:
         """Lend something no more. Whoever is reading it may finish."""
         with self._lock:
             self._lent.pop(lent.number, None)
 
     @contextmanager
-    def folder(self, folder: Path) -> Iterator[LentFolder]:
+    def folder(self, folder: Path) -> Iterator[RemoteFolder]:
         """Lend the files of a folder, which do not change, for the length of a block. Links are left out: they may lead
         anywhere."""
-        files: dict[str, Lent] = {}
+        files: dict[str, RemoteMemory] = {}
         try:
             for path in files_in(folder):
                 files[str(path.relative_to(folder))] = self.lend_file(path)
-            yield LentFolder(self._service.address, files)
+            yield RemoteFolder(self._service.address, files)
         finally:
             for lent in files.values():
                 self.withdraw(lent)
@@ -141,11 +136,11 @@ class Lender:
         self.close()
 
 
-class Borrower:
+class MemoryClient:
     """A line to a process that lends.
 
     Args:
-        line: `Lent.line`.
+        line: `RemoteMemory.line`.
         timeout_s: longest time for it to answer, and between two pieces of its answer [s].
     """
 
@@ -153,7 +148,7 @@ class Borrower:
         self._timeout_s = timeout_s
         self._line = connect(line, timeout_s)
 
-    def read(self, lent: Lent, starts: Sequence[int], rooms: Sequence[memoryview]) -> None:
+    def read(self, lent: RemoteMemory, starts: Sequence[int], rooms: Sequence[memoryview]) -> None:
         """Read parts of something that is lent.
 
         Args:
@@ -179,37 +174,37 @@ class Borrower:
         self.close()
 
 
-def copy_folder(lent: LentFolder, folder: Path, *, timeout_s: float) -> None:
+def copy_folder(lent: RemoteFolder, folder: Path, *, timeout_s: float) -> None:
     """Copy the files of another machine's folder.
 
     Args:
-        lent: of `Lender.folder`.
+        lent: of `MemoryServer.folder`.
         folder: for the copies; made if it does not exist.
         timeout_s: longest time for an answer [s].
 
     Raises:
-        LineError: see `Borrower.read`; or a name leads out of the folder, and nothing was written.
+        LineError: see `MemoryClient.read`; or a name leads out of the folder, and nothing was written.
         OSError: there is no room for them.
     """
     if odd := [name for name in lent.files if not is_inside(name) or "\0" in name]:
         raise LineError(f"{lent.line} lends files called {', '.join(map(repr, odd))}, which are no names in a folder")
     folder.mkdir(parents=True, exist_ok=True)
     require_room(folder, sum(file.size for file in lent.files.values()))
-    with Borrower(lent.line, timeout_s=timeout_s) as borrower:
+    with MemoryClient(lent.line, timeout_s=timeout_s) as client:
         for name, file in lent.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            _copy(borrower, file, folder / name)
+            _copy(client, file, folder / name)
 
 
-def copy_file(lent: Lent, path: Path, *, timeout_s: float) -> None:
+def copy_file(lent: RemoteMemory, path: Path, *, timeout_s: float) -> None:
     """Copy a file of another machine; see `copy_folder`."""
-    with Borrower(lent.line, timeout_s=timeout_s) as borrower, replacing(path) as temporary:
-        _copy(borrower, lent, temporary)
+    with MemoryClient(lent.line, timeout_s=timeout_s) as client, replacing(path) as temporary:
+        _copy(client, lent, temporary)
 
 
-def _copy(borrower: Borrower, lent: Lent, path: Path) -> None:
+def _copy(client: MemoryClient, lent: RemoteMemory, path: Path) -> None:
     with path.open("wb") as out:
         for start in range(0, lent.size, _PIECE):
             piece = bytearray(min(_PIECE, lent.size - start))
-            borrower.read(lent, [start], [memoryview(piece)])
+            client.read(lent, [start], [memoryview(piece)])
             out.write(piece)

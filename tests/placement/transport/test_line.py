@@ -14,8 +14,8 @@ import time
 import numpy as np
 import pytest
 
-from embodyrl.placement import line as lines
-from embodyrl.placement.line import Address, LineError, LineLost, LineTimeout, Listener, Service, connect
+from embodyrl.placement.transport import line as lines
+from embodyrl.placement.transport.line import Address, LineError, LineLost, LineTimeout, Listener, Service, connect
 
 
 @pytest.fixture
@@ -325,7 +325,7 @@ def test_a_side_that_is_busy_is_not_gone(pair, monkeypatch):
 
 VANISHES = """
 import fcntl, socket, struct, subprocess, sys, threading, time
-from embodyrl.placement import line as lines
+from embodyrl.placement.transport import line as lines
 
 def loopback(up):
     with socket.socket() as any:

@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from embodyrl.placement.lending import Borrower, Lender, Lent, LentFolder, copy_file, copy_folder
-from embodyrl.placement.line import LineError, connect
+from embodyrl.placement.transport.lending import (
+    MemoryClient,
+    MemoryServer,
+    RemoteFolder,
+    RemoteMemory,
+    copy_file,
+    copy_folder,
+)
+from embodyrl.placement.transport.line import LineError, connect
 
 HOST = "127.0.0.3"
 
@@ -22,35 +29,35 @@ def memory(content: bytes) -> int:
     return fd
 
 
-def read(borrower: Borrower, lent: Lent, *parts: tuple[int, int]) -> list[bytes]:
+def read(client: MemoryClient, lent: RemoteMemory, *parts: tuple[int, int]) -> list[bytes]:
     rooms = [bytearray(length) for _, length in parts]
-    borrower.read(lent, [start for start, _ in parts], [memoryview(room) for room in rooms])
+    client.read(lent, [start for start, _ in parts], [memoryview(room) for room in rooms])
     return [bytes(room) for room in rooms]
 
 
 def test_parts_are_read_as_they_are_now_until_they_are_withdrawn() -> None:
     fd = memory(b"0123456789")
-    with Lender(HOST) as lender:
-        lent = Lent.from_plain(json.loads(json.dumps(dataclasses.asdict(lender.lend(fd)))))
+    with MemoryServer(HOST) as server:
+        lent = RemoteMemory.from_plain(json.loads(json.dumps(dataclasses.asdict(server.lend(fd)))))
         assert lent.size == 10
-        with Borrower(lent.line, timeout_s=5.0) as borrower:
-            assert read(borrower, lent, (7, 3), (0, 2)) == [b"789", b"01"]
+        with MemoryClient(lent.line, timeout_s=5.0) as client:
+            assert read(client, lent, (7, 3), (0, 2)) == [b"789", b"01"]
             os.pwrite(fd, b"ab", 1)
             os.close(fd)
-            assert read(borrower, lent, (0, 4)) == [b"0ab3"]
-            lender.withdraw(lent)
+            assert read(client, lent, (0, 4)) == [b"0ab3"]
+            server.withdraw(lent)
             with pytest.raises(LineError, match=r"127\.0\.0\.3:\d+ could not answer: .* not lent any more"):
-                read(borrower, lent, (0, 4))
+                read(client, lent, (0, 4))
 
 
 def test_nothing_else_of_the_process_can_be_read() -> None:
     fd = memory(b"0123456789")
-    with Lender(HOST) as lender:
-        lent = lender.lend(fd)
-        with Borrower(lent.line, timeout_s=5.0) as borrower, pytest.raises(LineError, match="not lent any more"):
-            read(borrower, dataclasses.replace(lent, number=7), (0, 1))
-        with Borrower(lent.line, timeout_s=5.0) as borrower, pytest.raises(ValueError, match="room for other sizes"):
-            read(borrower, lent, (8, 4))
+    with MemoryServer(HOST) as server:
+        lent = server.lend(fd)
+        with MemoryClient(lent.line, timeout_s=5.0) as client, pytest.raises(LineError, match="not lent any more"):
+            read(client, dataclasses.replace(lent, number=7), (0, 1))
+        with MemoryClient(lent.line, timeout_s=5.0) as client, pytest.raises(ValueError, match="room for other sizes"):
+            read(client, lent, (8, 4))
     os.close(fd)
 
 
@@ -59,8 +66,8 @@ def test_a_folder_is_copied_with_everything_in_it(tmp_path: Path) -> None:
     (source / "deep" / "er").mkdir(parents=True)
     (source / "empty").touch()
     (source / "deep" / "er" / "some").write_bytes(bytes(range(256)) * 1000)
-    with Lender(HOST) as lender, lender.folder(source) as lent:
-        again = LentFolder.from_plain(json.loads(json.dumps(dataclasses.asdict(lent))))
+    with MemoryServer(HOST) as server, server.folder(source) as lent:
+        again = RemoteFolder.from_plain(json.loads(json.dumps(dataclasses.asdict(lent))))
         copy_folder(again, tmp_path / "two", timeout_s=5.0)
         copy_file(lent.files["deep/er/some"], tmp_path / "three", timeout_s=5.0)
     expected = {str(path.relative_to(source)): path.read_bytes() for path in source.rglob("*") if path.is_file()}
@@ -81,32 +88,32 @@ def test_a_link_in_a_folder_is_not_lent(tmp_path: Path) -> None:
     (secret / "key").write_text("secret")
     (source / "link").symlink_to(secret / "key")
     (source / "folder").symlink_to(secret)
-    with Lender(HOST) as lender:
-        with lender.folder(source) as lent:
+    with MemoryServer(HOST) as server:
+        with server.folder(source) as lent:
             assert list(lent.files) == ["own"]
         with pytest.raises(OSError, match="symbolic links"):
-            lender.lend_file(source / "link")
+            server.lend_file(source / "link")
 
 
 def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     """Whoever lends a folder chooses where its files go."""
     odd = ["../out", "deep/../../out", str(tmp_path / "out"), "", ".", "a//b", "nul\0"]
-    with Lender(HOST) as lender:
-        lent = lender.lend(memory(b"x"))
+    with MemoryServer(HOST) as server:
+        lent = server.lend(memory(b"x"))
         for name in odd:
             with pytest.raises(LineError, match=r"lends files called .*, which are no names in a folder"):
-                copy_folder(LentFolder(lent.line, {"first": lent, name: lent}), tmp_path / "to", timeout_s=5.0)
+                copy_folder(RemoteFolder(lent.line, {"first": lent, name: lent}), tmp_path / "to", timeout_s=5.0)
     assert not (tmp_path / "out").exists() and not (tmp_path / "to").exists()
 
 
 def test_odd_offers_and_requests_are_errors_of_the_line(tmp_path: Path) -> None:
-    with Lender(HOST) as lender:
-        lent = lender.lend(memory(b"0123456789"))
+    with MemoryServer(HOST) as server:
+        lent = server.lend(memory(b"0123456789"))
         plain = json.loads(json.dumps(dataclasses.asdict(lent)))
         for odd in ({}, [], None, plain | {"size": -1}, plain | {"size": "1"}, plain | {"line": {}}):
             for read in (
-                Lent.from_plain,
-                lambda each: LentFolder.from_plain({"line": plain["line"], "files": {"x": each}}),
+                RemoteMemory.from_plain,
+                lambda each: RemoteFolder.from_plain({"line": plain["line"], "files": {"x": each}}),
             ):
                 with pytest.raises(LineError, match="cannot be understood"):
                     read(odd)  # type: ignore[arg-type]

@@ -1,12 +1,8 @@
-"""The line between a parent and one worker process: framed messages, and a doorbell.
+"""The pipe between a parent and one worker process: framed messages, beside a doorbell.
 
 A frame is its length (4 bytes) and its bytes. Frames travel through a pair of pipes, which cost half of what a socket
 costs per message. A socket hands over the pipes first, and file descriptors later. The parent's end never blocks
 without a deadline; the worker's end blocks until something arrives.
-
-The doorbell is a pair of eventfds, counters in the kernel: the parent rings with the number of a request, and the
-worker answers with the same number. At most one ring may be unanswered, since numbers written before they are read add
-up.
 
 A message is the bytes of a call or of its reply. A call without arguments that returns None pickles nothing and is a
 dozen bytes.
@@ -24,19 +20,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from embodyrl.placement.transport.doorbell import Doorbell
+
 _LENGTH = struct.Struct("<I")
 _READ = 4096
 _MAX_READ = 1 << 20
 
 
-class Channel:
-    """One end of the line.
-
-    `bell` and `answers` are the eventfds of the doorbell: numbers of requests are written to and read from them with
-    `os.eventfd_write` and `os.eventfd_read`, without a method in between, since every step of every worker does so.
+class Pipe:
+    """One end of it, with the `doorbell`.
 
     Args:
-        sock: a connected stream socket; the channel owns it from now on.
+        sock: a connected stream socket; the pipe owns it from now on.
         blocking: True for the worker's end, whose reads and writes wait as long as it takes; False for the parent's
             end, which makes the pipes.
 
@@ -50,15 +45,16 @@ class Channel:
         self.at_end = False
         """True once the other side has closed its end. Frames that arrived before may still be read."""
         if blocking:
-            self._reader, self._writer, self.bell, self.answers = self.take_fds(4)
+            self._reader, self._writer, *bells = self.take_fds(4)
+            self.doorbell = Doorbell(*bells)
         else:
             sock.setblocking(False)
-            self.bell, self.answers = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
+            self.doorbell = Doorbell.create()
             self._reader, self._writer = self._hand_over()
         os.set_blocking(self._reader, blocking)
         os.set_blocking(self._writer, blocking)
         self._poll = select.poll()
-        self._poll.register(self.bell, select.POLLIN)
+        self._poll.register(self.doorbell.bell, select.POLLIN)
         self._poll.register(self._reader, select.POLLIN)
 
     def _hand_over(self) -> tuple[int, int]:
@@ -66,7 +62,7 @@ class Channel:
         # Their ends are closed here in any case: an open copy would hide that the worker has gone.
         (our_reader, their_writer), (their_reader, our_writer) = os.pipe(), os.pipe()
         try:
-            self._send_fds([their_reader, their_writer, self.bell, self.answers])
+            self._send_fds([their_reader, their_writer, *self.doorbell])
         finally:
             os.close(their_reader)
             os.close(their_writer)
@@ -152,7 +148,7 @@ class Channel:
         return frame
 
     def listen(self) -> int | bytes:
-        """Return the number of the next ring or the next frame, waiting as long as it takes (blocking end only).
+        """Return the number of the next notification or the next frame; waits as long as it takes (blocking end only).
 
         Raises:
             EOFError: the other side has closed its end.
@@ -162,7 +158,7 @@ class Channel:
                 raise EOFError("the other side has closed the line")
             # The bell first: it rings only while nothing is under way, so frames that wait beside it are newer.
             for fd, _ in self._poll.poll():
-                if fd == self.bell:
+                if fd == self.doorbell.bell:
                     return os.eventfd_read(fd)
             self.fill()
         return frame
@@ -182,7 +178,7 @@ class Channel:
 
     def close(self) -> None:
         """Close this end."""
-        for fd in (self._reader, self._writer, self.bell, self.answers):
+        for fd in (self._reader, self._writer, *self.doorbell):
             os.close(fd)
         self._socket.close()
 
