@@ -31,10 +31,13 @@ from embodyrl.registry import PYAV
 from embodyrl.runner.build import Host, build_acting, open_simulators, settings_of_torch_kept
 from embodyrl.runner.callbacks import check_callbacks
 from embodyrl.runner.checkpoint import MANIFEST, POLICY, Manifest, Needs, find, to_act, to_verify
-from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, read_config, read_saved, refuse_other_than_run
+from embodyrl.runner.rundir import SOURCES, read_config, read_saved, refuse_other_than_run
 from embodyrl.runner.session import Ending, go_on, start
 from embodyrl.runner.start_rules import start_rules
 from embodyrl.runner.stopping import raise_interrupt
+from embodyrl.runs.files import CONFIG_FILE, METRICS_FILE, REPORT_FILE
+from embodyrl.runs.metrics import read_rows
+from embodyrl.runs.record import read_summary, sorted_evaluations
 from embodyrl.screen import counted, say, showing
 from embodyrl.sweeps.axes import Seeds
 from embodyrl.sweeps.folder import SweepError, is_sweep, read_plan
@@ -42,9 +45,6 @@ from embodyrl.sweeps.results import Results, read_results
 from embodyrl.sweeps.session import SweepEnding, Wish
 from embodyrl.sweeps.session import go_on as go_on_with_sweep
 from embodyrl.sweeps.session import start as start_sweep
-from embodyrl.tracking.report import read_summary
-from embodyrl.tracking.report.summary import REPORT_FILE
-from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 
 if TYPE_CHECKING:  # these import torch
     from embodyrl.checking.promises import Finding
@@ -121,9 +121,7 @@ class Run:
         for an evaluation that was made after a resume because a signal had left it out. In rows of an earlier process
         NaN also stands for infinity, which JSON cannot hold. Without the sink `jsonl` there are only rows of this
         process."""
-        path = self.path / METRICS_FILE
-        own = list(self._rows)
-        earlier = read_rows(path)[0] if path.is_file() else []
+        own, (earlier, _) = list(self._rows), read_rows(self.path / METRICS_FILE)
         first = max(0, len(earlier) - len(own))
         if [row["iteration"] for row in earlier[first:]] == [row["iteration"] for row in own]:
             earlier = earlier[:first]  # the rest of the file is what this process wrote
@@ -149,12 +147,11 @@ class Run:
         """The last evaluation; None if there was none."""
         from embodyrl.runner.evaluation import Evaluation
 
-        evaluations = self.summary["evaluations"]
-        if not evaluations:
+        if not (evaluations := sorted_evaluations(self.summary)):
             return None
-        last = max(evaluations, key=int)
-        seconds = [row["time/eval"] for row in self.metrics if row["iteration"] == int(last) and "time/eval" in row]
-        return Evaluation.of(evaluations[last], seconds[-1] if seconds else math.nan)
+        iteration, metrics = evaluations[-1]
+        seconds = [row["time/eval"] for row in self.metrics if row["iteration"] == iteration and "time/eval" in row]
+        return Evaluation.of(metrics, seconds[-1] if seconds else math.nan)
 
     @cached_property
     def policy(self) -> LoadedPolicy:

@@ -24,8 +24,9 @@ from embodyrl.evaluation.protocols import OWN, Protocol, ProtocolError, as_overr
 from embodyrl.evaluation.results import FILE, Comparison, Differing, Row, table
 from embodyrl.registry import SIMULATORS, SupportedModel, load_target
 from embodyrl.runner.build import build_acting, open_simulators, settings_of_torch_kept
+from embodyrl.runs.files import METRICS_FILE
+from embodyrl.runs.metrics import read_rows
 from embodyrl.screen import counted
-from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 
 if TYPE_CHECKING:  # these import torch
     from embodyrl.engine.hybrid import HybridEngine
@@ -309,11 +310,8 @@ def _remarks(plan: Plan, protocol: Protocol) -> list[str]:
 def expected_seconds(plans: Sequence[Plan], checkpoint: Path) -> float | None:
     """Return roughly how long evaluations take if every episode lasts as long as it may, by the speed of the run that
     saved the checkpoint (`<run>/checkpoints/<iteration>`); None if it kept no times."""
-    metrics = checkpoint.parent.parent / METRICS_FILE
-    if not metrics.is_file():
-        return None
     speeds: list[float] = []
-    for row in read_rows(metrics)[0]:
+    for row in read_rows(checkpoint.parent.parent / METRICS_FILE)[0]:
         busy = sum(row.get(phase) or 0.0 for phase in PHASES)
         if row.get("env/steps") and busy:
             speeds.append(busy / row["env/steps"])

@@ -31,11 +31,11 @@ from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, blocks_of, own_block
 from embodyrl.registry import ALGORITHMS, LOSSES, SINKS
 from embodyrl.rollout.interventions import expert_of, shown_to_policy
 from embodyrl.runner.checkpoint import POLICY, TRAINER, Found
-from embodyrl.runner.rundir import WORKER_LOGS, RunDir
+from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.stopping import end_program
+from embodyrl.runs.files import GRAPH_FILE, WORKER_LOGS
 from embodyrl.screen import say
 from embodyrl.tracking import Sink, SinkContext
-from embodyrl.tracking.report import GRAPH_FILE
 
 if TYPE_CHECKING:
     from embodyrl.data.batches import Demonstrations

@@ -35,7 +35,8 @@ from embodyrl.runner.build import PROGRAM, Host, open_runner
 from embodyrl.runner.checkpoint import Found
 from embodyrl.runner.deployment import LOOPBACK, Deployment, Post
 from embodyrl.runner.fitting import follow_choices
-from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, WORKER_LOGS, RunDir, read_config
+from embodyrl.runner.rundir import SOURCES, RunDir, read_config
+from embodyrl.runs.files import CONFIG_FILE, WORKER_LOGS
 
 if TYPE_CHECKING:
     from embodyrl.engine.parallel import Ranks

@@ -14,10 +14,12 @@ from typing import NoReturn
 
 from embodyrl.placement.process import describe_exit, signal_name
 from embodyrl.placement.signals import STOPPED_CODES
-from embodyrl.runner.rundir import CONSOLE_FILE, RunDir
+from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.stopping import Stopper, end_program
+from embodyrl.runs.files import CONSOLE_FILE
+from embodyrl.screen import duration
 from embodyrl.sweeps.child import command
-from embodyrl.sweeps.progress import Line, Screen, clock
+from embodyrl.sweeps.progress import Line, Screen
 from embodyrl.sweeps.sharing import Share, variables
 
 TICK_S = 0.2
@@ -105,7 +107,7 @@ class Conductor:
             self._shares.append(share)
             task.exit_code = process.returncode
             line = task.line
-            line.reader.read()
+            line.metrics.read()
             line.seconds, line.started = time.monotonic() - (line.started or 0.0), None
             if task.exit_code == 0:
                 line.state = "done"
@@ -114,7 +116,7 @@ class Conductor:
             else:
                 line.state, task.reason = "failed", reason_in(task.log) or describe_exit(task.exit_code)
             said = f" ({task.reason}; log: {task.log})" if line.state == "failed" else ""
-            self._screen.say(f"{line.name}: {line.state} after {clock(line.seconds)}{said}")
+            self._screen.say(f"{line.name}: {line.state} after {duration(line.seconds)}{said}")
 
     def _check_signals(self) -> None:
         """Hand the first signal that asks to stop on to all runs, which then save and end."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.live import Live
 from rich.table import Table
 
 from embodyrl.errors import without_controls
+from embodyrl.runs.files import METRICS_FILE
+from embodyrl.runs.metrics import NEWEST, MetricsReader, seconds_left
+from embodyrl.screen import duration
 from embodyrl.terminal import Console
-from embodyrl.tracking.sinks import METRICS_FILE, read_row
 
 PLAIN_EVERY_S = 30.0
 """Interval of the lines about a run in a pipe, beside those about its beginning and end [s]."""
@@ -21,55 +22,6 @@ OTHER_LINES = 4
 """Lines of the screen beside those of the runs."""
 NARROW = 100
 """Width of a screen from which on there is room for all columns."""
-READ_AT_ONCE = 1 << 20
-
-
-@dataclass
-class Reader:
-    """Follows the metrics.jsonl of a run while it grows."""
-
-    path: Path
-    iteration: int = 0
-    success: float | None = None
-    """Of the newest episodes of training."""
-    evaluated: float | None = None
-    """Success of the newest evaluation."""
-    _position: int = 0
-    _part: str = ""
-    _seconds: list[float] = field(default_factory=list)
-
-    def read(self) -> None:
-        """Take in what was added. The sink rewrites the file on resume, which then is read from its start."""
-        try:
-            size = self.path.stat().st_size
-        except FileNotFoundError:
-            return
-        if size < self._position:
-            self._position, self._part = 0, ""
-        if size == self._position:
-            return
-        with self.path.open("rb") as file:
-            file.seek(self._position)
-            data = file.read(READ_AT_ONCE)
-        self._position += len(data)
-        *lines, self._part = (self._part + data.decode(errors="replace")).split("\n")
-        for line in lines:
-            if (row := read_row(line)) is not None:
-                self._add(row)
-
-    def _add(self, row: dict[str, Any]) -> None:
-        self.iteration = row["iteration"]
-        self.success = row.get("env/success_recent", self.success)
-        self.evaluated = row.get("eval/success_once", self.evaluated)
-        seconds = row.get("time/iteration")
-        if seconds is not None:
-            self._seconds = [*self._seconds[-49:], seconds + (row.get("time/eval") or 0.0)]
-
-    def remaining(self, iterations: int) -> float | None:
-        """Return the time until a number of iterations is done [s]; None if nothing is known yet."""
-        if not self._seconds:
-            return None
-        return sum(self._seconds) / len(self._seconds) * max(0, iterations - self.iteration)
 
 
 @dataclass
@@ -87,7 +39,7 @@ class Line:
     """Time that it ran, once it has ended."""
 
     def __post_init__(self) -> None:
-        self.reader = Reader(self.run_dir / METRICS_FILE)
+        self.metrics = MetricsReader(self.run_dir / METRICS_FILE, most_rows=NEWEST)
 
     @property
     def is_running(self) -> bool:
@@ -96,25 +48,19 @@ class Line:
 
     def cells(self) -> dict[str, str]:
         """Return its columns."""
-        reader, now = self.reader, time.monotonic()
-        left = reader.remaining(self.iterations) if self.is_running else None
-        elapsed = now - self.started if self.started is not None else self.seconds
+        latest = self.metrics.latest
+        success, evaluated = (latest.get(name) for name in ("env/success_recent", "eval/success_once"))
+        left = seconds_left(self.metrics.rows, self.iterations) if self.is_running else None
+        elapsed = time.monotonic() - self.started if self.started is not None else self.seconds
         return {
             "run": self.name,
             "state": self.state,
-            "iter": f"{reader.iteration}/{self.iterations}" if reader.iteration else "-",
-            "success": "-" if reader.success is None else f"{reader.success:.2f}",
-            "eval": "-" if reader.evaluated is None else f"{reader.evaluated:.2f}",
-            "time": clock(elapsed) if elapsed else "-",
-            "eta": "-" if left is None else clock(left),
+            "iter": f"{iteration}/{self.iterations}" if (iteration := latest.get("iteration")) else "-",
+            "success": "-" if success is None else f"{success:.2f}",
+            "eval": "-" if evaluated is None else f"{evaluated:.2f}",
+            "time": duration(elapsed) if elapsed else "-",
+            "eta": "-" if left is None else duration(left),
         }
-
-
-def clock(seconds: float) -> str:
-    """Return a time as minutes and seconds, or with hours."""
-    whole = round(seconds)
-    minutes, hours = whole // 60, whole // 3600
-    return f"{hours}:{minutes % 60:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
 class Screen:
@@ -143,8 +89,8 @@ class Screen:
         """Read what the runs have written, and show it where nothing refreshes itself."""
         for line in self._lines:
             if line.is_running:
-                line.reader.read()
-                if self._shown and self._live is None and line.reader.iteration:
+                line.metrics.read()
+                if self._shown and self._live is None and line.metrics.latest.get("iteration"):
                     self._plain(line)
 
     def _plain(self, line: Line) -> None:

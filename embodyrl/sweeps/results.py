@@ -14,11 +14,11 @@ from typing import Any
 from rich.table import Table
 
 from embodyrl.files import write_whole
+from embodyrl.runs.record import find_summary, sorted_evaluations
 from embodyrl.sweeps.axes import SEED, Point
 from embodyrl.sweeps.folder import Plan, State, state_of
 from embodyrl.sweeps.progress import short_names
 from embodyrl.tracking.intervals import mean_interval, rate_interval
-from embodyrl.tracking.report import SummaryError, read_summary, sorted_evaluations
 
 RUNS_FILE = "runs.csv"
 SETTINGS_FILE = "settings.csv"
@@ -108,12 +108,9 @@ def read_results(path: Path, plan: Plan) -> Results:
 
 
 def _read_run(run_dir: Path, point: Point) -> RunResult:
-    try:
-        summary = read_summary(run_dir)
-    except SummaryError:
-        summary = {}
-    evaluations = sorted_evaluations(summary) if summary else []
-    return RunResult(point, state_of(run_dir), summary, evaluations[-1][1] if evaluations else {})
+    summary = find_summary(run_dir)
+    evaluations = sorted_evaluations(summary)
+    return RunResult(point, state_of(run_dir), summary or {}, evaluations[-1][1] if evaluations else {})
 
 
 def _over_seeds(runs: Sequence[RunResult]) -> SettingResult:

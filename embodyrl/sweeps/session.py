@@ -16,8 +16,10 @@ from embodyrl.errors import UserError, shell_command
 from embodyrl.placement.plan import Inventory, inventory
 from embodyrl.placement.ranks import is_launched
 from embodyrl.runner.build import PROGRAM, Host
-from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, RunDir, read_config
+from embodyrl.runner.rundir import SOURCES, RunDir, read_config
 from embodyrl.runner.session import held, show
+from embodyrl.runs.files import CONFIG_FILE, REPORT_FILE
+from embodyrl.runs.record import read_run
 from embodyrl.screen import counted
 from embodyrl.sweeps.axes import Loader, Point, Seeds, load_all, points_of, split_words, together, with_seeds
 from embodyrl.sweeps.conductor import Conductor, Task
@@ -39,8 +41,7 @@ from embodyrl.sweeps.progress import Line, Screen, short_names
 from embodyrl.sweeps.results import Results, read_results, remarks, results_table, write_results
 from embodyrl.sweeps.sharing import free_memory, is_elsewhere, most_at_once, plan_elsewhere, shares_of
 from embodyrl.terminal import Console
-from embodyrl.tracking.report.record import read_run
-from embodyrl.tracking.report.summary import REPORT_FILE, needs_packages
+from embodyrl.tracking.report import needs_packages
 
 THREADS: KeyPath = ("engine", "threads")
 Speak = Callable[[str], None]

@@ -17,10 +17,10 @@ import programs
 import pytest
 from rich.console import Console
 
-from embodyrl.cli.watch import curve, draw, draw_all, watch
+from embodyrl.cli.watch import RunWatcher, WatchError, curve, draw, draw_all, find_runs, watch
 from embodyrl.errors import has_controls, without_controls
 from embodyrl.runner.rundir import RunDir
-from embodyrl.runner.watching import RunView, RunWatcher, Status, WatchError, find_runs, lock_holder
+from embodyrl.runs.record import RunRecord, Status, lock_holder
 
 CONFIG = """
 defaults: [env: gym/cartpole, model: mlp, algorithm: ppo, _self_]
@@ -33,13 +33,13 @@ tracking: {sinks: [jsonl], report: false}
 """
 
 
-def text_of(view: RunView, width: int = 80) -> str:
+def text_of(view: RunRecord, width: int = 80) -> str:
     paper = Console(file=io.StringIO(), width=width, color_system=None)
     paper.print(draw(view, width), soft_wrap=True)
     return paper.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def until(watcher: RunWatcher, what: str, deadline_s: float = 240.0) -> RunView:
+def until(watcher: RunWatcher, what: str, deadline_s: float = 240.0) -> RunRecord:
     """Look until the view says something; fails after the deadline."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
@@ -59,7 +59,7 @@ def test_a_run_is_watched_while_it_goes_on_is_killed_and_is_over(
     process = programs.Program(words, stdout=subprocess.DEVNULL)
     try:
         view = until(watcher, r"iteration +([5-9]|[1-9][\d,]+) of 100,000 .* left")
-        assert view.status is Status.running and view.pid == process.pid
+        assert view.status is Status.running and view.process == process.pid
         shown = text_of(view)
         assert "held out" in shown and re.search(r"memory +[\d.]+ GiB in \d+ processes", shown)
         assert re.search(r"evaluation +success [\d.]+ \[[\d.]+, [\d.]+\]", shown)
@@ -70,17 +70,17 @@ def test_a_run_is_watched_while_it_goes_on_is_killed_and_is_over(
     shown = text_of(until(watcher, "died: no process here works on it"))
     assert f"  next        embodyrl resume {shlex.quote(str(folder))}\n" in shown
 
-    reached = watcher.look().iteration
+    reached = watcher.look().last_iteration
     assert programs.run(["-m", "embodyrl", "resume", folder, f"run.iterations={reached + 2}"]).returncode == 0
     ended = watcher.look()
-    assert ended.status is Status.done and ended.iteration == ended.iterations
+    assert ended.status is Status.done and ended.last_iteration == ended.iterations
     assert [row["iteration"] for row in ended.rows] == sorted({row["iteration"] for row in ended.rows})
 
     assert watch(tmp_path, once=True) == 0
     assert re.search(r"runs/one +done +\d+/\d+  success", capsys.readouterr().out)
 
 
-def run_folder(folder: Path, log: str) -> RunView:
+def run_folder(folder: Path, log: str) -> RunRecord:
     folder.mkdir()
     (folder / "config.yaml").write_text("run: {name: made, iterations: 5}\n")
     (folder / ".lock").touch()
@@ -105,7 +105,7 @@ def test_what_has_not_started_has_failed_or_hangs_says_so(tmp_path: Path) -> Non
         (held.path / "metrics.jsonl").write_text(json.dumps({"iteration": 1, "time/iteration": 1.0}) + '\n{"iterat')
         os.utime(held.path / "metrics.jsonl", (time.time() - 600.0,) * 2)
         hangs = RunWatcher(held.path).look()
-        assert hangs.iteration == 1 and "nothing was written for 10:00" in text_of(hangs)
+        assert hangs.last_iteration == 1 and "nothing was written for 10:00" in text_of(hangs)
     finally:
         held.close()
     assert lock_holder(held.path / ".lock") is None
@@ -137,13 +137,13 @@ def test_metrics_that_a_resume_wrote_anew_are_read_from_the_start(tmp_path: Path
     run_folder(tmp_path / "run", "")
     metrics, watcher = tmp_path / "run" / "metrics.jsonl", RunWatcher(tmp_path / "run")
     metrics.write_text("".join(json.dumps({"iteration": number}) + "\n" for number in range(1, 9)))
-    assert watcher.look().iteration == 8
+    assert watcher.look().last_iteration == 8
     with metrics.open("a") as file:
         file.write('{"iteration": 9}\n{"iteration": 10')
-    assert watcher.look().iteration == 9
+    assert watcher.look().last_iteration == 9
     with metrics.open("a") as file:
         file.write("}\n")
-    assert watcher.look().iteration == 10
+    assert watcher.look().last_iteration == 10
     shutil.copy(metrics, other := tmp_path / "other")
     other.write_text("".join(other.read_text().splitlines(keepends=True)[:3]))
     os.replace(other, metrics)

@@ -17,10 +17,10 @@ from embodyrl.cli.watch import watch
 from embodyrl.config import load_config
 from embodyrl.errors import UserError
 from embodyrl.runner.session import closing_lines
+from embodyrl.runs.record import read_run
 from embodyrl.tracking.report import write_report
 from embodyrl.tracking.report.compare import group
 from embodyrl.tracking.report.comparison import write_comparison, write_data
-from embodyrl.tracking.report.record import read_run
 
 SILENT = [*SMALL, "env.success_return=null", "env.max_episode_steps=10", "run.iterations=2", "rollout.num_chunks=12"]
 """Pendulum says nothing of success."""

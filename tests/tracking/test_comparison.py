@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from embodyrl.cli.main import app
 from embodyrl.errors import UserError
+from embodyrl.runs.record import find_runs, read_run
 from embodyrl.tracking.report.compare import evaluations_of, group, training_of
-from embodyrl.tracking.report.record import find_runs, read_run
 from embodyrl.tracking.report.series import CURVES
 
 

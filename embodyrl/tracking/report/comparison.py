@@ -13,6 +13,8 @@ from typing import Any
 from urllib.parse import quote
 
 from embodyrl.files import write_whole
+from embodyrl.runs.files import REPORT_FILE
+from embodyrl.runs.record import RunRecord
 from embodyrl.screen import counted
 from embodyrl.tracking.report.charts import chart
 from embodyrl.tracking.report.compare import (
@@ -24,9 +26,7 @@ from embodyrl.tracking.report.compare import (
     x_key_of,
 )
 from embodyrl.tracking.report.page import Charts, Figure, render
-from embodyrl.tracking.report.record import RunRecord
 from embodyrl.tracking.report.series import COLOURS, CURVES, SMOOTHED, Curve
-from embodyrl.tracking.report.summary import REPORT_FILE
 
 SEED_BAND = (
     "Line: mean over seeds. Band: from the smallest to the largest seed. A single run has 95 % Wilson intervals."

@@ -15,18 +15,14 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from embodyrl.config.rules import described_tasks, known_tasks
 from embodyrl.files import write_whole
+from embodyrl.runs.metrics import Row, seconds_of
+from embodyrl.runs.record import EvaluationRecord, RunRecord
 from embodyrl.screen import counted
 from embodyrl.tracking.clock import Phase
 from embodyrl.tracking.report.charts import MOST_STACKS, PHASE_COLOURS, Item, chart, library, stacks
-from embodyrl.tracking.report.record import (
-    EvaluationRecord,
-    Row,
-    RunRecord,
-    machine_of,
-    task_descriptions_of,
-    warnings_of,
-)
+from embodyrl.tracking.report.compare import by_task
 from embodyrl.tracking.report.series import CURVES, curves_of
 from embodyrl.tracking.report.settings import changes_from_defaults
 
@@ -34,6 +30,8 @@ EMBEDDED_MIB = 8.0
 """Videos in the page itself, newest first, up to this size together; of others it has links, relative to its folder."""
 MOST_EPISODES = 200
 """Episodes in the table of failures."""
+MOST_WARNINGS = 12
+"""Warnings of run.log that are shown."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +89,7 @@ def page_of(run: RunRecord, place: Path) -> str:
         charts.items,
         title=run.name if run.seed is None else f"{run.name}, seed {run.seed}",
         run=run,
+        by_task=by_task,
         tiles=tiles(run),
         warnings=warnings_of(run),
         figures=figures,
@@ -172,10 +171,34 @@ def tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     if run.summary is not None:
         speed = f"{number(run.summary['env_steps_per_s'])} env steps/s" if run.env_steps else ""
         found.append(("wall clock", seconds(run.summary["wall_s"]), speed))
-    elif run.iterations:
-        taken = sum((row.get("time/iteration") or 0.0) + (row.get("time/eval") or 0.0) for row in run.rows)
-        found.append(("so far", seconds(taken), "iterations and evaluations"))
+    elif run.last_iteration:
+        found.append(("so far", seconds(seconds_of(run.rows)), "iterations and evaluations"))
     return found
+
+
+def warnings_of(run: RunRecord) -> list[str]:
+    """Return the first warnings of run.log, each once."""
+    return list(dict.fromkeys(line for line in run.said if line.startswith("warning")))[:MOST_WARNINGS]
+
+
+def machine_of(run: RunRecord) -> dict[str, str]:
+    """Return facts about the machine: those of summary.json, and what the first screen said of it."""
+    kept = (run.summary or {}).get("machine")
+    facts = {str(name): str(value) for name, value in kept.items()} if isinstance(kept, dict) else {}
+    for row in ("machine", "placement"):
+        said = [line.strip().removeprefix(row).strip() for line in run.said if line.split()[:1] == [row]]
+        facts |= {row: said[-1]} if said else {}
+    return facts
+
+
+def task_descriptions_of(run: RunRecord) -> dict[str, str]:
+    """Return the task description of each task of the last evaluation for which the config or the simulator has one."""
+    own, simulator = run.setting("env", "task_descriptions"), run.setting("env", "name")
+    tasks = {rate.name for rate in by_task(run.final)} if run.final else set()
+    known = set(known_tasks(simulator) or ()) if isinstance(simulator, str) else set()
+    found: dict[str, str] = described_tasks(str(simulator), tasks & known) if tasks & known else {}
+    own_texts = {str(task): str(text) for task, text in own.items()} if isinstance(own, dict) else {}
+    return {task: text for task, text in (found | own_texts).items() if text != task}
 
 
 # ---- time and memory
@@ -183,7 +206,7 @@ def tiles(run: RunRecord) -> list[tuple[str, str, str]]:
 
 def stacks_of(run: RunRecord, charts: Charts) -> Figure | None:
     """Return the chart of seconds by phase, or None for a run without iterations."""
-    rows = [row for row in run.rows if "time/iteration" in row]
+    rows = run.training
     if not rows:
         return None
     size = -(-len(rows) // MOST_STACKS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from embodyrl.tracking.report.record import EvaluationRecord, RunRecord
+from embodyrl.runs.record import EvaluationRecord, RunRecord
 
 MARKED = 15
 """Points of a line up to which each has a mark."""
