@@ -78,7 +78,7 @@ class RunWatcher:
         if not (self.path / CONFIG_FILE).is_file():
             raise WatchError(f"{self.path} has no {CONFIG_FILE} any more: it was removed")
         self._metrics.read()
-        return RunRecord(self.path, self._metrics)
+        return RunRecord(self.path, list(self._metrics.rows))
 
 
 def find_runs(folder: Path) -> list[Path]:

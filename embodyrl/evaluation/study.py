@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.config import ConfigError, LoadedConfig, to_plain
-from embodyrl.config.build import differences
+from embodyrl.config.build import differences, flat
 from embodyrl.config.issues import COMMAND_LINE, Location, dotted
 from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config
@@ -26,7 +26,7 @@ from embodyrl.registry import SIMULATORS, SupportedModel, load_target
 from embodyrl.runner.build import build_acting, open_simulators, settings_of_torch_kept
 from embodyrl.runs.files import METRICS_FILE
 from embodyrl.runs.metrics import read_rows
-from embodyrl.screen import counted
+from embodyrl.screen import counted, rounded
 
 if TYPE_CHECKING:  # these import torch
     from embodyrl.engine.hybrid import HybridEngine
@@ -215,11 +215,11 @@ def beside(first: Plan, load: Load, overrides: Sequence[str], policy: str, proto
         raise ProtocolError(
             f"{first.policy} plays {first.base.env.name} and {policy} plays {name}: compare policies of one simulator"
         )
-    has = _flat(config.config)
+    has, own = flat(to_plain(config.config)), flat(to_plain(first.base))
     given = {text.partition("=")[0] for text in overrides}
     shared = {
         key: value
-        for key, value in _flat(first.base).items()
+        for key, value in own.items()
         if key in SHARED and key in has and key not in given and has[key] != value
     }
 
@@ -229,17 +229,6 @@ def beside(first: Plan, load: Load, overrides: Sequence[str], policy: str, proto
 
     second = plan(load_alike, overrides, policy, protocol, label=policy)
     return dataclasses.replace(second, alike={key: (has[key], value) for key, value in shared.items()})
-
-
-def _flat(config: Config) -> dict[str, Any]:
-    """Return the single settings of a config by their full names, and lists as a whole."""
-    found: dict[str, Any] = {}
-    for section, content in to_plain(config).items():
-        if isinstance(content, dict):
-            found |= {f"{section}.{key}": value for key, value in content.items()}
-        else:
-            found[section] = content
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------------- announcing
@@ -584,7 +573,7 @@ class Study:
                 self._say(f"note: they still differ in {', '.join(left)}")
         seconds = expected_seconds(self._plans, Path(self._plans[0].policy))
         if seconds is not None:
-            self._say(f"at most about {readable(seconds)}, by the speed of the run that trained it")
+            self._say(f"at most about {rounded(seconds)}, by the speed of the run that trained it")
 
     def _give_up(self, rows: Sequence[Row]) -> None:
         """Say and write what an interrupted study has."""
@@ -708,10 +697,3 @@ def record_side_by_side(plans: Sequence[Plan], episodes: Sequence[Differing], vi
                     tiles = stack.enter_context(TiledVideo(video, titles, fps=fps, columns=len(plans)))
                 recorder = TileRecorder(manager, tiles, [len(plans) * row + column for row in rows])
                 play_in(manager, engine, part.config, specs, video=recorder)
-
-
-def readable(seconds: float) -> str:
-    """Return a time in words: `40 s`, `12 min`, `3.5 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

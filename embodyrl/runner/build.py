@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from embodyrl.algorithms.off_policy_options import DSRLConfig
 from embodyrl.algorithms.options import ClassifierRewardConfig
 from embodyrl.config import LoadedConfig, to_plain
+from embodyrl.config.build import flat
 from embodyrl.config.schema import Config, EngineConfig, ModelConfig, Observe, Precision
 from embodyrl.data.experts import Demonstrator
 from embodyrl.envs import SimulatorSpec
@@ -467,14 +468,6 @@ def open_replay(config: Config, manager: Offers, engine: HybridEngine, folder: P
     )
 
 
-def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by their full names."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
-
-
 @contextmanager
 def open_sinks(loaded: LoadedConfig, directory: RunDir, start_iteration: int, host: Host) -> Iterator[Sequence[Sink]]:
     """Open the sinks that the config names, and close them; the console only if the host shows progress."""
@@ -490,7 +483,7 @@ def open_sinks(loaded: LoadedConfig, directory: RunDir, start_iteration: int, ho
         iterations=config.run.iterations,
         start_iteration=start_iteration,
         name=loaded.written.run.name,
-        settings=flattened(to_plain(loaded.written)),
+        settings=flat(to_plain(loaded.written)),
         service=config.tracking.service,
         warn=warn,
     )

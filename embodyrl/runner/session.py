@@ -48,7 +48,7 @@ from embodyrl.runner.rundir import (
 from embodyrl.runner.stopping import Interrupted, ending_without_reader
 from embodyrl.runner.workers import RolloutWorkers
 from embodyrl.runs.files import LOG_FILE, REPORT_FILE, TENSORBOARD, published
-from embodyrl.runs.record import find_summary, sorted_evaluations
+from embodyrl.runs.record import RunRecord, sorted_evaluations
 from embodyrl.screen import counted, say
 from embodyrl.version import __version__
 
@@ -141,7 +141,7 @@ def go_on(
                 f"run.iterations = {loaded.config.run.iterations}, but {run_dir} has done {manifest.iteration}: "
                 "give a larger number"
             )
-        if is_over(manifest, loaded.config) and find_summary(run_dir) is not None:
+        if is_over(manifest, loaded.config) and RunRecord(run_dir).summary is not None:
             show(directory, f"{run_dir} is done. For more: {shell_command('resume', run_dir)} run.iterations=N", host)
             return Ending(run_dir=run_dir)
         write_config(run_dir, loaded)  # changed settings stay changed at the next resume

@@ -18,17 +18,15 @@ from embodyrl.errors import UserError, shell_command, without_controls
 from embodyrl.runs.files import (
     CHECKPOINTS,
     CONFIG_FILE,
-    GRAPH_FILE,
     LAST,
     LOCK_FILE,
     LOG_FILE,
     METRICS_FILE,
     SUMMARY_FILE,
-    VIDEOS,
     episodes_file,
     runs_below,
 )
-from embodyrl.runs.metrics import MetricsReader, Row, read_json_lines, seconds_left, seconds_of
+from embodyrl.runs.metrics import Row, read_json_lines, read_rows, seconds_left, seconds_of
 from embodyrl.screen import counted
 
 SUMMARY: Mapping[str, type | tuple[type, ...]] = {
@@ -129,18 +127,19 @@ class RunRecord:
 
     Args:
         path: the run directory.
-        metrics: has read its metrics; None: they are read here.
+        rows: of its metrics.jsonl; None: they are read here.
     """
 
-    def __init__(self, path: Path, metrics: MetricsReader | None = None) -> None:
+    def __init__(self, path: Path, rows: Sequence[Row] | None = None) -> None:
         self.path = path
-        if metrics is None:
-            metrics = MetricsReader(path / METRICS_FILE)
-            metrics.read(is_over=True)
-        self.rows: Sequence[Row] = list(metrics.rows)
-        """Of metrics.jsonl."""
-        self.odd_lines = metrics.odd_lines
-        """Lines of metrics.jsonl that are no rows."""
+        if rows is not None:
+            self.rows = rows
+
+    def text(self, name: str) -> str:
+        """Return the text of one of its files, whatever bytes that has, without control characters; empty if there is
+        none."""
+        file = self.path / name
+        return without_controls(file.read_text(errors="replace")) if file.is_file() else ""
 
     # ---- settings
 
@@ -148,11 +147,6 @@ class RunRecord:
     def config(self) -> Row:
         """Plain data of config.yaml, which nobody checks again; empty if it cannot be read."""
         return read_document(self.path / CONFIG_FILE, CONFIG_FILE).data
-
-    @cached_property
-    def config_text(self) -> str:
-        """Text of config.yaml."""
-        return _text(self.path / CONFIG_FILE)
 
     def setting(self, *path: str) -> Any:
         """Return a setting of the config, or None."""
@@ -188,9 +182,26 @@ class RunRecord:
     # ---- results
 
     @cached_property
+    def _metrics(self) -> tuple[Sequence[Row], int]:
+        return read_rows(self.path / METRICS_FILE)
+
+    @cached_property
+    def rows(self) -> Sequence[Row]:
+        """Rows of metrics.jsonl."""
+        return self._metrics[0]
+
+    @property
+    def odd_lines(self) -> int:
+        """Lines of metrics.jsonl that are no rows."""
+        return self._metrics[1]
+
+    @cached_property
     def summary(self) -> Row | None:
         """Contents of summary.json; None for a run that has not come to its end, or if it is damaged."""
-        return find_summary(self.path)
+        try:
+            return read_summary(self.path)
+        except SummaryError:
+            return None
 
     @cached_property
     def evaluations(self) -> Sequence[EvaluationRecord]:
@@ -207,16 +218,6 @@ class RunRecord:
     def final(self) -> EvaluationRecord | None:
         """The last evaluation."""
         return self.evaluations[-1] if self.evaluations else None
-
-    @cached_property
-    def videos(self) -> Sequence[Path]:
-        """Videos of evaluation episodes, oldest first."""
-        return sorted((self.path / VIDEOS).glob("*.mp4"))
-
-    @cached_property
-    def graph(self) -> str:
-        """Mermaid text of the iteration."""
-        return _text(self.path / GRAPH_FILE)
 
     @property
     def training(self) -> Sequence[Row]:
@@ -252,7 +253,7 @@ class RunRecord:
     @cached_property
     def log(self) -> Sequence[str]:
         """Lines of run.log, each with its time."""
-        return _text(self.path / LOG_FILE).splitlines()
+        return self.text(LOG_FILE).splitlines()
 
     @property
     def said(self) -> Sequence[str]:
@@ -369,14 +370,6 @@ def read_summary(run_dir: Path) -> Row:
     raise SummaryError(f"{path} is damaged: have it written anew with {shell_command('resume', run_dir)}")
 
 
-def find_summary(run_dir: Path) -> Row | None:
-    """Return the contents of a run's summary.json; None if it is missing or damaged."""
-    try:
-        return read_summary(run_dir)
-    except SummaryError:
-        return None
-
-
 def sorted_evaluations(summary: Mapping[str, Any] | None) -> list[tuple[int, dict[str, float]]]:
     """Return iteration and metrics of every evaluation in a summary, in order; nothing without one."""
     found = summary["evaluations"] if summary else {}
@@ -412,8 +405,3 @@ def lock_holder(lock: Path) -> int | None:
 def _has(found: object, keys: Mapping[str, type | tuple[type, ...]]) -> bool:
     """Return whether data is a mapping with keys of these types."""
     return isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in keys.items())
-
-
-def _text(path: Path) -> str:
-    """Return a file's text, whatever bytes it has, without control characters; empty if there is none."""
-    return without_controls(path.read_text(errors="replace")) if path.is_file() else ""

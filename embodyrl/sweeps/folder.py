@@ -20,7 +20,7 @@ from embodyrl.files import write_whole
 from embodyrl.models.judging import CLASSIFIER
 from embodyrl.runner.rundir import RunDir, is_free, make_numbered, near_path, write_config
 from embodyrl.runs.files import CONFIG_FILE, published
-from embodyrl.runs.record import find_summary
+from embodyrl.runs.record import RunRecord
 from embodyrl.sweeps.axes import Point
 from embodyrl.version import __version__
 
@@ -170,7 +170,7 @@ def state_of(run_dir: Path) -> State:
     """Return the state of a run that no process is working on."""
     if not (run_dir / CONFIG_FILE).is_file() or is_free(run_dir):  # a run that finds somebody's own files says so
         return State.missing
-    summary = find_summary(run_dir)
+    summary = RunRecord(run_dir).summary
     if (run_dir / CLASSIFIER).is_dir() if summary is None else summary.get("stopped_by") is None:
         return State.finished
     return State.interrupted if published(run_dir) else State.unsaved

@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from embodyrl.files import write_whole
-from embodyrl.runs.record import find_summary, sorted_evaluations
+from embodyrl.runs.record import RunRecord, sorted_evaluations
 from embodyrl.sweeps.axes import SEED, Point
 from embodyrl.sweeps.folder import Plan, State, state_of
 from embodyrl.sweeps.progress import short_names
@@ -108,7 +108,7 @@ def read_results(path: Path, plan: Plan) -> Results:
 
 
 def _read_run(run_dir: Path, point: Point) -> RunResult:
-    summary = find_summary(run_dir)
+    summary = RunRecord(run_dir).summary
     evaluations = sorted_evaluations(summary)
     return RunResult(point, state_of(run_dir), summary or {}, evaluations[-1][1] if evaluations else {})
 

@@ -17,9 +17,10 @@ from markupsafe import Markup
 
 from embodyrl.config.rules import described_tasks, known_tasks
 from embodyrl.files import write_whole
+from embodyrl.runs.files import CONFIG_FILE, GRAPH_FILE, VIDEOS
 from embodyrl.runs.metrics import Row, seconds_of
 from embodyrl.runs.record import EvaluationRecord, RunRecord
-from embodyrl.screen import counted
+from embodyrl.screen import counted, rounded
 from embodyrl.tracking.clock import Phase
 from embodyrl.tracking.report.charts import MOST_STACKS, PHASE_COLOURS, Item, chart, library, stacks
 from embodyrl.tracking.report.compare import by_task
@@ -90,6 +91,8 @@ def page_of(run: RunRecord, place: Path) -> str:
         title=run.name if run.seed is None else f"{run.name}, seed {run.seed}",
         run=run,
         by_task=by_task,
+        config=run.text(CONFIG_FILE),
+        graph=run.text(GRAPH_FILE),
         tiles=tiles(run),
         warnings=warnings_of(run),
         figures=figures,
@@ -118,7 +121,7 @@ def render(template: str, items: Mapping[str, Item], **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "percent": percent, "seconds": seconds}
+    environment.filters |= {"number": number, "percent": percent, "seconds": rounded}
     return environment.get_template(template).render(charts=as_script(items), bokeh=Markup(library()), **values)
 
 
@@ -145,14 +148,6 @@ def percent(rate: float | None) -> str:
     return f"{shown:.0f} %" if shown in (0.0, 100.0) or 10.0 <= shown <= 90.0 else f"{shown:.1f} %"
 
 
-def seconds(value: float) -> str:
-    """Write a duration."""
-    if value < 120:
-        return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
-    minutes, hours = value / 60.0, value / 3600.0
-    return f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
-
-
 def tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     """Return the figures at the top: what, the number, and what belongs to it."""
     found: list[tuple[str, str, str]] = []
@@ -170,9 +165,9 @@ def tiles(run: RunRecord) -> list[tuple[str, str, str]]:
         found.append(("iterations", number(run.last_iteration), "no env steps"))
     if run.summary is not None:
         speed = f"{number(run.summary['env_steps_per_s'])} env steps/s" if run.env_steps else ""
-        found.append(("wall clock", seconds(run.summary["wall_s"]), speed))
+        found.append(("wall clock", rounded(run.summary["wall_s"]), speed))
     elif run.last_iteration:
-        found.append(("so far", seconds(seconds_of(run.rows)), "iterations and evaluations"))
+        found.append(("so far", rounded(seconds_of(run.rows)), "iterations and evaluations"))
     return found
 
 
@@ -275,7 +270,7 @@ def failures_first(evaluation: EvaluationRecord | None) -> list[tuple[int, Row]]
 def videos_of(run: RunRecord, place: Path) -> list[Video]:
     """Return the videos of a run, newest first: those that fit are in the page, of others it has the address."""
     room, found = EMBEDDED_MIB * 2**20, []
-    for path in reversed(run.videos):
+    for path in sorted((run.path / VIDEOS).glob("*.mp4"), reverse=True):
         size = path.stat().st_size
         embedded = 0 < size <= room
         if embedded:
