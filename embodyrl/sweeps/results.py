@@ -57,7 +57,7 @@ class SettingResult:
     metrics: Mapping[str, Sequence[float]]
     """For each of `METRICS` the values of the finished runs."""
     episodes: Sequence[int]
-    """Episodes behind each of these values."""
+    """Episodes behind each value of success."""
 
     def row(self) -> dict[str, Any]:
         """Return it as columns: for each metric the mean and its 95 % interval."""
@@ -116,8 +116,8 @@ def _read_run(run_dir: Path, point: Point) -> RunResult:
 def _over_seeds(runs: Sequence[RunResult]) -> SettingResult:
     finished = [run for run in runs if run.state is State.finished]
     evaluations = [run.evaluation for run in finished if run.evaluation]
-    metrics = {key: [evaluation[key] for evaluation in evaluations] for key in METRICS}
-    episodes = [round(evaluation["eval/episodes"]) for evaluation in evaluations]
+    metrics = {key: [each[key] for each in evaluations if key in each] for key in METRICS}  # success may be unknown
+    episodes = [round(each["eval/episodes"]) for each in evaluations if SUCCESS in each]
     values = {key: value for key, value in runs[0].point.values.items() if key != SEED}
     return SettingResult(values, len(runs), len(finished), metrics, episodes)
 
