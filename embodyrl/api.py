@@ -42,7 +42,7 @@ from embodyrl.screen import counted, say, showing
 from embodyrl.sweeps.axes import Seeds
 from embodyrl.sweeps.folder import SweepError, is_sweep, read_plan
 from embodyrl.sweeps.results import Results, read_results
-from embodyrl.sweeps.session import SweepEnding, Wish
+from embodyrl.sweeps.session import SweepEnding, SweepOptions
 from embodyrl.sweeps.session import go_on as go_on_with_sweep
 from embodyrl.sweeps.session import start as start_sweep
 
@@ -302,8 +302,8 @@ def sweep(
     def load(more: Sequence[str]) -> LoadedConfig:
         return load_config(config, more, use=ConfigUse.run, also=[start_rules], trust=trust)
 
-    wish = Wish(at_once=_count(at_once, "at_once"), trust=trust)
-    return _sweep(start_sweep(load, _checked(overrides), seeds=_seeds(seeds), wish=wish, host=_host(progress)))
+    options = SweepOptions(at_once=_count(at_once, "at_once"), trust=trust)
+    return _sweep(start_sweep(load, _checked(overrides), seeds=_seeds(seeds), options=options, host=_host(progress)))
 
 
 @for_users
@@ -325,8 +325,8 @@ def resume_sweep(
     Raises:
         RunError, UserError, KeyboardInterrupt, SystemExit: see `sweep`.
     """
-    wish = Wish(at_once=_count(at_once, "at_once"), overrides=_checked(overrides), trust=trust)
-    return _sweep(go_on_with_sweep(Path(path), wish, _host(progress)))
+    options = SweepOptions(at_once=_count(at_once, "at_once"), overrides=_checked(overrides), trust=trust)
+    return _sweep(go_on_with_sweep(Path(path), options, _host(progress)))
 
 
 @for_users
@@ -421,7 +421,7 @@ def compare(
         UserError, RunError: see `train`. A protocol that is unknown, or that the policy cannot follow, is a UserError
             before anything starts.
     """
-    from embodyrl.evaluation.study import Asked, Study
+    from embodyrl.evaluation.study import Options, Study
 
     if resume and out is None:
         raise UserError("resume=True continues with the episodes in a folder: name it with out=")
@@ -430,7 +430,7 @@ def compare(
         place = _saved(named, (), config, trust=trust, progress=progress)[2]
         return place, lambda texts: _saved(place, texts, config, trust=trust, progress=False, again=True)[:2]
 
-    asked = Asked(
+    options = Options(
         overrides=tuple(_wanted(overrides, episodes, sample)),
         protocols=tuple(protocols),
         video=_video(video),
@@ -439,7 +439,7 @@ def compare(
         has_config=config is not None,
     )
     study = Study(
-        asked,
+        options,
         policy(path),
         None if other is None else policy(other),
         say=functools.partial(_say, progress),

@@ -489,10 +489,10 @@ def plan(
 
     source, overrides = split_arguments(words)
     inventory = read_machine(machine, cpus)
-    asked = planning.Asked(
+    options = planning.Options(
         gpu_gb=gpu_memory, host_gb=memory, elsewhere=elsewhere or machine is not None, start=start, trust=trust
     )
-    raise typer.Exit(planning.show(source, overrides, inventory, asked, as_json=as_json))
+    raise typer.Exit(planning.show(source, overrides, inventory, options, as_json=as_json))
 
 
 @app.command(short_help="Report what this machine has and what is missing.")

@@ -23,7 +23,7 @@ from embodyrl.runner.start_rules import start_rules
 from embodyrl.screen import say
 from embodyrl.sweeps.axes import split_words
 from embodyrl.sweeps.folder import is_sweep
-from embodyrl.sweeps.session import Wish
+from embodyrl.sweeps.session import SweepOptions
 from embodyrl.sweeps.session import go_on as go_on_with_sweep
 from embodyrl.sweeps.session import start as start_sweep
 
@@ -56,7 +56,7 @@ def sweep(source: str | None, overrides: Sequence[str], *, seeds: str | None, at
     def load(more: Sequence[str]) -> LoadedConfig:
         return load_config(source, more, use=ConfigUse.run, also=[start_rules], trust=trust)
 
-    return start_sweep(load, overrides, seeds=seeds, wish=Wish(at_once=at_once, trust=trust)).exit_code
+    return start_sweep(load, overrides, seeds=seeds, options=SweepOptions(at_once=at_once, trust=trust)).exit_code
 
 
 def resume(
@@ -74,7 +74,7 @@ def resume(
     if is_journal(run_dir):
         return _resume_evaluations(run_dir, overrides, at_once=at_once, trust=trust)
     if is_sweep(run_dir):
-        return go_on_with_sweep(run_dir, Wish(at_once=at_once, overrides=overrides, trust=trust)).exit_code
+        return go_on_with_sweep(run_dir, SweepOptions(at_once=at_once, overrides=overrides, trust=trust)).exit_code
     if at_once is not None:
         raise CommandLineError(f"--at-once is for sweeps, and {run_dir} is none")
     return go_on(run_dir, overrides, without_replay=without_replay, trust=trust).exit_code

@@ -461,7 +461,7 @@ def kept_settings(loaded: LoadedConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Options:
     """What a study is asked for."""
 
     overrides: tuple[str, ...] = ()
@@ -480,7 +480,7 @@ class Study:
     """Evaluations that are planned together, so that a fault of the last is found before the first begins.
 
     Args:
-        asked: what is asked for.
+        options: see `Options`.
         policy: place of the weights, and what loads their config.
         other: the same of a second policy, or None.
         say: prints a text for people.
@@ -490,19 +490,19 @@ class Study:
     """
 
     def __init__(
-        self, asked: Asked, policy: tuple[str, Load], other: tuple[str, Load] | None, say: Callable[[str], None]
+        self, options: Options, policy: tuple[str, Load], other: tuple[str, Load] | None, say: Callable[[str], None]
     ) -> None:
-        self._asked, self._say = asked, say
-        _check(asked, has_other=other is not None)
+        self._options, self._say = options, say
+        _check(options, has_other=other is not None)
         place, load = policy
-        self._plans = [plan(load, asked.overrides, place, name) for name in asked.protocols]
+        self._plans = [plan(load, options.overrides, place, name) for name in options.protocols]
         if other is not None:
             self._plans = [
                 each
-                for first, name in zip(self._plans, asked.protocols, strict=True)
-                for each in _pair(first, beside(first, other[1], asked.overrides, other[0], name))
+                for first, name in zip(self._plans, options.protocols, strict=True)
+                for each in _pair(first, beside(first, other[1], options.overrides, other[0], name))
             ]
-        if len(asked.protocols) == 1:
+        if len(options.protocols) == 1:
             self._plans = [dataclasses.replace(each, table="") for each in self._plans]
         self._compares_policies = other is not None
 
@@ -542,20 +542,20 @@ class Study:
 
     def _journal(self) -> AbstractContextManager[Journal | None]:
         """Open the folder that keeps the episodes, if one is wanted."""
-        asked = self._asked
-        if asked.out is None:
+        options = self._options
+        if options.out is None:
             return nullcontext()
         places = [each.policy for each in self._plans]
         command = Command(
             policy=places[0],
             other=places[1] if self._compares_policies else None,
-            overrides=list(asked.overrides),
-            protocols=list(asked.protocols),
-            video=None if asked.video is None else str(asked.video),
-            has_config=asked.has_config,
+            overrides=list(options.overrides),
+            protocols=list(options.protocols),
+            video=None if options.video is None else str(options.video),
+            has_config=options.has_config,
             directory=str(Path.cwd()),
         )
-        return Journal(asked.out, command, _facts(self._plans))
+        return Journal(options.out, command, _facts(self._plans))
 
     def _beginning(self, playing: Playing) -> str:
         kept = f": {playing.taken_over} of {playing.plan.episodes} episodes were played" if playing.taken_over else ""
@@ -580,13 +580,13 @@ class Study:
         if rows:
             self._say(f"interrupted; what there is:\n{Comparison(rows=tuple(rows)).text()}")
             self._write(rows)
-        if self._asked.out is not None:
-            self._say(f"next: {shell_command('resume', self._asked.out)}")
+        if self._options.out is not None:
+            self._say(f"next: {shell_command('resume', self._options.out)}")
 
     def _write(self, rows: Sequence[Row]) -> Path | None:
         missing = len(rows) < len(self._plans)
         found = Comparison(rows=tuple(rows), complete=not missing)
-        return None if self._asked.out is None else found.write(self._asked.out)
+        return None if self._options.out is None else found.write(self._options.out)
 
     def _show(self, found: Comparison) -> None:
         self._say(found.text())
@@ -594,9 +594,9 @@ class Study:
             for table in found.tables():
                 title = f"{table.rows[0].table}: " if table.rows[0].table else ""
                 self._say(title + found.differing_text(table.rows[1]))
-        if self._asked.video is not None:
-            self._record(found, self._asked.video)
-        if self._asked.out is not None:
+        if self._options.video is not None:
+            self._record(found, self._options.video)
+        if self._options.out is not None:
             self._say(f"written to {self._write(found.rows)}")
 
     def _record(self, found: Comparison, video: Path) -> None:
@@ -609,24 +609,24 @@ class Study:
         self._say(f"recorded {len(chosen)} of the episodes that differ: {video}")
 
 
-def _check(asked: Asked, *, has_other: bool) -> None:
+def _check(options: Options, *, has_other: bool) -> None:
     """Refuse what cannot be played before anything is loaded."""
-    repeated = [name for name in asked.protocols if asked.protocols.count(name) > 1]
+    repeated = [name for name in options.protocols if options.protocols.count(name) > 1]
     if repeated:
         raise ProtocolError(f"protocol {repeated[0]!r} is named twice")
-    if not asked.protocols:
+    if not options.protocols:
         raise ProtocolError(f"no protocol: name one, or {OWN!r} for the checkpoint's own settings")
-    if asked.video is not None and len(asked.protocols) > 1 and has_other:
+    if options.video is not None and len(options.protocols) > 1 and has_other:
         raise ProtocolError("a video shows two policies under one protocol: name one, or leave out the video")
-    if asked.video is not None and not has_other:
+    if options.video is not None and not has_other:
         raise ProtocolError("a video of protocols shows nothing new: give it without --protocol, or with --compare")
-    if asked.video is not None and any(text.replace(" ", "") == "eval.sample=true" for text in asked.overrides):
+    if options.video is not None and any(text.replace(" ", "") == "eval.sample=true" for text in options.overrides):
         raise ProtocolError(
             "a video of the episodes that differ plays them again, and with sampled actions they would end otherwise: "
             "leave out the video or --sample"
         )
-    if asked.out is not None:
-        _check_folder(asked.out, goes_on=asked.goes_on)
+    if options.out is not None:
+        _check_folder(options.out, goes_on=options.goes_on)
 
 
 def _check_folder(out: Path, *, goes_on: bool) -> None:

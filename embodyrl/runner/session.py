@@ -34,7 +34,7 @@ from embodyrl.registry import ALGORITHMS, SupportedModel
 from embodyrl.runner.build import PROGRAM, Host, open_runner
 from embodyrl.runner.checkpoint import DamageError, Found, Manifest, all_but_replay, find
 from embodyrl.runner.deployment import Deployment, deployed, lending
-from embodyrl.runner.fitting import fit, refuse_without_cuda, told
+from embodyrl.runner.fitting import choices_of, fit, refuse_without_cuda
 from embodyrl.runner.ranks import follow, leading
 from embodyrl.runner.rundir import (
     SOURCES,
@@ -252,7 +252,7 @@ def _train_on(
         for line in fitted.lines:
             show(directory, line, host)
         if ranks is not None:
-            ranks.broadcast_from_rank0(told(fitted.loaded))
+            ranks.broadcast_from_rank0(choices_of(fitted.loaded))
         with open_runner(
             fitted.loaded,
             directory,

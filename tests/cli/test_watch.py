@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import time
@@ -131,23 +130,6 @@ def test_a_strangers_run_gives_the_terminal_no_orders(tmp_path: Path, capsys: py
     assert not [character for character in set(shown) if has_controls(character)]
     escaped = without_controls(order)
     assert all(f"{what}{escaped}" in shown for what in ("pendulum", "two", "because     ", "task "))
-
-
-def test_metrics_that_a_resume_wrote_anew_are_read_from_the_start(tmp_path: Path) -> None:
-    run_folder(tmp_path / "run", "")
-    metrics, watcher = tmp_path / "run" / "metrics.jsonl", RunWatcher(tmp_path / "run")
-    metrics.write_text("".join(json.dumps({"iteration": number}) + "\n" for number in range(1, 9)))
-    assert watcher.look().last_iteration == 8
-    with metrics.open("a") as file:
-        file.write('{"iteration": 9}\n{"iteration": 10')
-    assert watcher.look().last_iteration == 9
-    with metrics.open("a") as file:
-        file.write("}\n")
-    assert watcher.look().last_iteration == 10
-    shutil.copy(metrics, other := tmp_path / "other")
-    other.write_text("".join(other.read_text().splitlines(keepends=True)[:3]))
-    os.replace(other, metrics)
-    assert [row["iteration"] for row in watcher.look().rows] == [1, 2, 3]
 
 
 def test_curves_are_as_long_as_there_is_room_and_flat_ones_are_low() -> None:

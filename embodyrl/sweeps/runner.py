@@ -49,7 +49,7 @@ class Task:
         return self.run_dir / CONSOLE_FILE
 
 
-class Conductor:
+class SweepRunner:
     """Starts tasks in their order, one in each share of the machine at a time.
 
     Args:
