@@ -224,8 +224,17 @@ def evaluate(
     """Evaluate a checkpoint on held-out start states, by a published protocol, or against another checkpoint."""
     from embodyrl.cli import train
 
-    asked = train.Evaluated(protocols=protocol or [], other=compare, sample=sample, video=video, out=out)
-    raise typer.Exit(train.evaluate(checkpoint, overrides or [], asked, trust=trust))
+    code = train.evaluate(
+        checkpoint,
+        overrides or [],
+        protocols=protocol or [],
+        other=compare,
+        sample=sample,
+        video=video,
+        out=out,
+        trust=trust,
+    )
+    raise typer.Exit(code)
 
 
 @app.command(short_help="Compare what a run recorded with this machine.")

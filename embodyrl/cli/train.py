@@ -112,44 +112,35 @@ def _resume_evaluations(folder: Path, overrides: Sequence[str], *, at_once: int 
     return 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluated:
-    """What `embodyrl eval` is asked for."""
-
-    protocols: Sequence[str] = ()
-    """Names or files; empty: the checkpoint's own settings."""
-    other: str | None = None
-    """A second policy."""
-    sample: bool = False
-    video: Path | None = None
-    out: Path | None = None
-    """Folder for results.json."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether one policy is evaluated with its own settings, and nothing is kept."""
-        return not self.protocols and self.other is None and self.out is None
-
-
-def evaluate(path: str, overrides: Sequence[str], asked: Evaluated | None = None, *, trust: bool = False) -> int:
-    """Evaluate a checkpoint; returns the exit code. `trust` runs the checkpoint's plug-ins, whoever wrote them."""
-    asked = asked or Evaluated()
-    check_place(asked.out, "--out")
-    check_place(asked.video, "--video")
-    if asked.is_plain:
-        api.evaluate(path, overrides, sample=asked.sample, video=asked.video, progress=True, trust=trust)
-    else:
-        api.compare(
-            path,
-            asked.other,
-            overrides,
-            protocols=asked.protocols or ("own",),
-            sample=asked.sample,
-            video=asked.video,
-            out=asked.out,
-            progress=True,
-            trust=trust,
-        )
+def evaluate(
+    path: str,
+    overrides: Sequence[str],
+    *,
+    protocols: Sequence[str] = (),
+    other: str | None = None,
+    sample: bool = False,
+    video: Path | None = None,
+    out: Path | None = None,
+    trust: bool = False,
+) -> int:
+    """Evaluate a checkpoint; returns the exit code. See `embodyrl.compare`; without protocols, a second policy and a
+    folder for the results it is one evaluation with the checkpoint's own settings."""
+    check_place(out, "--out")
+    check_place(video, "--video")
+    if not protocols and other is None and out is None:
+        api.evaluate(path, overrides, sample=sample, video=video, progress=True, trust=trust)
+        return 0
+    api.compare(
+        path,
+        other,
+        overrides,
+        protocols=protocols or ("own",),
+        sample=sample,
+        video=video,
+        out=out,
+        progress=True,
+        trust=trust,
+    )
     return 0
 
 

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from embodyrl.errors import UserError, shell_command, without_controls
 from embodyrl.runner.stopping import Interrupted
-from embodyrl.runs.files import CONFIG_FILE, LOCK_FILE, LOG_FILE, METRICS_FILE, published, runs_below
-from embodyrl.runs.metrics import MetricsReader, seconds_of
+from embodyrl.runs.files import CONFIG_FILE, LOCK_FILE, LOG_FILE, published, runs_below
+from embodyrl.runs.metrics import seconds_of
 from embodyrl.runs.record import ENDED, FAILED, TIMED, EvaluationRecord, RunRecord, Status
 from embodyrl.screen import counted, duration, fold
 from embodyrl.terminal import Console
@@ -53,32 +53,9 @@ COLORS = {
 
 
 class WatchError(UserError):
-    """Raised when there is no run to watch."""
+    """Raised when there is no run to watch, or no more."""
 
     exit_code = 2
-
-
-class RunWatcher:
-    """Looks at a run again and again; reads only what is new of its metrics.
-
-    Args:
-        path: of the run.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._metrics = MetricsReader(path / METRICS_FILE)
-
-    def look(self) -> RunRecord:
-        """Return the run as it is now.
-
-        Raises:
-            WatchError: it has gone.
-        """
-        if not (self.path / CONFIG_FILE).is_file():
-            raise WatchError(f"{self.path} has no {CONFIG_FILE} any more: it was removed")
-        self._metrics.read()
-        return RunRecord(self.path, list(self._metrics.rows))
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -103,11 +80,13 @@ def watch(folder: Path, *, once: bool) -> int:
         once: show it a single time.
     """
     paths = find_runs(folder)
-    watchers = [RunWatcher(path) for path in paths]
-    console = Console()
+    runs, console = [RunRecord(path) for path in paths], Console()
 
     def look() -> tuple[RenderableType, bool]:
-        runs = [watcher.look() for watcher in watchers]
+        runs[:] = [run.again() for run in runs]
+        for path in paths:
+            if not (path / CONFIG_FILE).is_file():
+                raise WatchError(f"{path} has no {CONFIG_FILE} any more: it was removed")
         drawn = draw(runs[0], console.width) if paths == [folder] else draw_all(runs, folder, console.width)
         return drawn, all(run.status in ENDED for run in runs)
 

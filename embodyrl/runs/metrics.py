@@ -31,19 +31,18 @@ class MetricsReader:
         self._begin(-1, most_rows)
 
     def _begin(self, inode: int, most_rows: int | None) -> None:
-        self._inode, self._end = inode, 0
+        self._inode, self._end, self._odd, self._is_cut = inode, 0, 0, False
         self.rows: deque[Row] = deque(maxlen=most_rows)
         self.latest: Row = {}
         """Newest value of every metric."""
-        self.odd_lines = 0
-        """Lines that are no rows: cut short by a kill, or damaged."""
 
-    def read(self, *, is_over: bool = False) -> None:
-        """Take in what was added. A file that was written anew, as a resume does, is read from its beginning.
+    @property
+    def odd_lines(self) -> int:
+        """Lines that are no rows: damaged, or cut short by a kill, as a line that is being written seems to be."""
+        return self._odd + self._is_cut
 
-        Args:
-            is_over: nobody writes it any more, so that a last line without an end is not one that is being written.
-        """
+    def read(self) -> None:
+        """Take in what was added. A file that was written anew, as a resume does, is read from its beginning."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
@@ -53,21 +52,23 @@ class MetricsReader:
             if facts.st_ino != self._inode or facts.st_size < self._end:
                 self._begin(facts.st_ino, self.rows.maxlen)
             file.seek(self._end)
+            self._is_cut = False
             for line in file:
-                if not line.endswith(b"\n") and not is_over:
-                    break
-                self._end += len(line)
-                if (row := _row_in(line)) is None:
-                    self.odd_lines += 1
-                else:
+                if (row := _row_in(line)) is not None:
                     self.rows.append(row)
                     self.latest.update(row)
+                elif not line.endswith(b"\n"):
+                    self._is_cut = True  # and read again with its end
+                    break
+                else:
+                    self._odd += bool(line.strip())
+                self._end += len(line)
 
 
 def read_rows(path: Path) -> tuple[list[Row], int]:
     """Return the rows of a metrics.jsonl, and the number of lines that are none; nothing of one that is missing."""
     reader = MetricsReader(path)
-    reader.read(is_over=True)
+    reader.read()
     return list(reader.rows), reader.odd_lines
 
 

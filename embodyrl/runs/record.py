@@ -26,7 +26,7 @@ from embodyrl.runs.files import (
     episodes_file,
     runs_below,
 )
-from embodyrl.runs.metrics import Row, read_json_lines, read_rows, seconds_left, seconds_of
+from embodyrl.runs.metrics import MetricsReader, Row, read_json_lines, seconds_left, seconds_of
 from embodyrl.screen import counted
 
 SUMMARY: Mapping[str, type | tuple[type, ...]] = {
@@ -127,13 +127,16 @@ class RunRecord:
 
     Args:
         path: the run directory.
-        rows: of its metrics.jsonl; None: they are read here.
+        metrics: has read some of its metrics already.
     """
 
-    def __init__(self, path: Path, rows: Sequence[Row] | None = None) -> None:
+    def __init__(self, path: Path, metrics: MetricsReader | None = None) -> None:
         self.path = path
-        if rows is not None:
-            self.rows = rows
+        self._metrics = metrics or MetricsReader(path / METRICS_FILE)
+
+    def again(self) -> RunRecord:
+        """Return the run as it is now; of its metrics only what was added is read."""
+        return RunRecord(self.path, self._metrics)
 
     def text(self, name: str) -> str:
         """Return the text of one of its files, whatever bytes that has, without control characters; empty if there is
@@ -182,18 +185,15 @@ class RunRecord:
     # ---- results
 
     @cached_property
-    def _metrics(self) -> tuple[Sequence[Row], int]:
-        return read_rows(self.path / METRICS_FILE)
-
-    @cached_property
     def rows(self) -> Sequence[Row]:
         """Rows of metrics.jsonl."""
-        return self._metrics[0]
+        self._metrics.read()
+        return list(self._metrics.rows)
 
     @property
     def odd_lines(self) -> int:
         """Lines of metrics.jsonl that are no rows."""
-        return self._metrics[1]
+        return self._metrics.odd_lines
 
     @cached_property
     def summary(self) -> Row | None:

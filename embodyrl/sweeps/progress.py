@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from embodyrl.errors import without_controls
-from embodyrl.runs.files import METRICS_FILE
+from embodyrl.runs.files import CONSOLE_FILE, METRICS_FILE
 from embodyrl.runs.metrics import NEWEST, MetricsReader, seconds_left
 from embodyrl.screen import duration
 from embodyrl.terminal import Console
@@ -25,11 +25,13 @@ NARROW = 100
 
 
 @dataclass
-class Line:
-    """One run on the screen."""
+class Task:
+    """A run that is to be started or continued, and its line on the screen."""
 
     name: str
     """Its settings, as short as they are clear."""
+    arguments: list[str]
+    """Those of `embodyrl` for it."""
     run_dir: Path
     iterations: int
     state: str = "waiting"
@@ -37,9 +39,16 @@ class Line:
     """On the clock of `time.monotonic`; None while it does not run."""
     seconds: float = 0.0
     """Time that it ran, once it has ended."""
+    reason: str = ""
+    """Why it failed, or was stopped."""
 
     def __post_init__(self) -> None:
         self.metrics = MetricsReader(self.run_dir / METRICS_FILE, most_rows=NEWEST)
+
+    @property
+    def log(self) -> Path:
+        """File with what it shows."""
+        return self.run_dir / CONSOLE_FILE
 
     @property
     def is_running(self) -> bool:
@@ -67,13 +76,13 @@ class Screen:
     """Shows the runs: a table that is kept up to date on a terminal, lines in a pipe.
 
     Args:
-        lines: of all runs.
+        tasks: of all runs.
         shown: whether anything is printed.
         note: writes lines into a log.
     """
 
-    def __init__(self, lines: Sequence[Line], *, shown: bool, note: Callable[[str], None]) -> None:
-        self._lines = lines
+    def __init__(self, tasks: Sequence[Task], *, shown: bool, note: Callable[[str], None]) -> None:
+        self._tasks = tasks
         self._note = note
         self._shown = shown
         self._console = Console()
@@ -87,20 +96,20 @@ class Screen:
 
     def update(self) -> None:
         """Read what the runs have written, and show it where nothing refreshes itself."""
-        for line in self._lines:
-            if line.is_running:
-                line.metrics.read()
-                if self._shown and self._live is None and line.metrics.latest.get("iteration"):
-                    self._plain(line)
+        for task in self._tasks:
+            if task.is_running:
+                task.metrics.read()
+                if self._shown and self._live is None and task.metrics.latest.get("iteration"):
+                    self._plain(task)
 
-    def _plain(self, line: Line) -> None:
+    def _plain(self, task: Task) -> None:
         now = time.monotonic()
-        if now - self._last.setdefault(line.name, now) < PLAIN_EVERY_S:
+        if now - self._last.setdefault(task.name, now) < PLAIN_EVERY_S:
             return
-        self._last[line.name] = now
-        cells = line.cells()
+        self._last[task.name] = now
+        cells = task.cells()
         self.say(
-            f"{line.name}: iteration {cells['iter']}, success {cells['success']}, evaluated {cells['eval']}, eta "
+            f"{task.name}: iteration {cells['iter']}, success {cells['success']}, evaluated {cells['eval']}, eta "
             f"{cells['eta']}"
         )
 
@@ -119,33 +128,33 @@ class Screen:
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        lines = self._on_screen()
+        tasks = self._on_screen()
         narrow = self._console.width < NARROW
         for title in ("run", "state", "iter", "success", "eval", "time", "eta"):
             if not (narrow and title == "time"):
                 justify = "left" if title in ("run", "state") else "right"
                 table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
-        for line in lines:
-            cells = line.cells()
+        for task in tasks:
+            cells = task.cells()
             table.add_row(*(without_controls(cells[str(column.header)]) for column in table.columns))
-        hidden = len(self._lines) - len(lines)
+        hidden = len(self._tasks) - len(tasks)
         counts = ", ".join(f"{count} {state}" for state, count in self._counts().items())
         table.caption = counts + (f" ({hidden} not shown)" if hidden else "")
         table.caption_justify = "left"
         return table
 
     def _counts(self) -> dict[str, int]:
-        states = [line.state for line in self._lines]
+        states = [task.state for task in self._tasks]
         return {state: states.count(state) for state in dict.fromkeys(states)}
 
-    def _on_screen(self) -> list[Line]:
-        """Return the lines for which there is room: if not for all, those that run first, then those that failed."""
+    def _on_screen(self) -> list[Task]:
+        """Return the tasks for which there is room: if not for all, those that run first, then those that failed."""
         room = max(1, self._console.height - OTHER_LINES)
-        if len(self._lines) <= room:
-            return list(self._lines)
-        urgent = sorted(self._lines, key=lambda line: (not line.is_running, line.state != "failed", not line.seconds))
-        chosen = {id(line) for line in urgent[:room]}
-        return [line for line in self._lines if id(line) in chosen]
+        if len(self._tasks) <= room:
+            return list(self._tasks)
+        urgent = sorted(self._tasks, key=lambda task: (not task.is_running, task.state != "failed", not task.seconds))
+        chosen = {id(task) for task in urgent[:room]}
+        return [task for task in self._tasks if id(task) in chosen]
 
 
 def short_names(settings: Sequence[Mapping[str, str]]) -> list[str]:

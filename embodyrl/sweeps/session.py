@@ -36,9 +36,9 @@ from embodyrl.sweeps.folder import (
     write_plan,
     write_start,
 )
-from embodyrl.sweeps.progress import Line, Screen, short_names
+from embodyrl.sweeps.progress import Screen, Task, short_names
 from embodyrl.sweeps.results import Results, read_results, remarks, results_table, write_results
-from embodyrl.sweeps.runner import SweepRunner, Task
+from embodyrl.sweeps.runner import SweepRunner
 from embodyrl.sweeps.sharing import free_memory, is_elsewhere, most_at_once, plan_elsewhere, shares_of
 from embodyrl.terminal import Console
 from embodyrl.tracking.report import needs_packages
@@ -146,7 +146,7 @@ def _carry_on(path: Path, plan: Plan, options: SweepOptions, directory: RunDir, 
         machine = inventory()
         number, why = _at_once(plan, options, configs, machine)
         say(f"  {'at once':<11}{counted(number, 'run')} ({why})")
-        screen = Screen([task.line for task in tasks], shown=host.progress, note=directory.note)
+        screen = Screen(tasks, shown=host.progress, note=directory.note)
         runner = SweepRunner(tasks, shares_of(machine, number, plan.needs or Needs()), screen, host.leave)
         try:
             runner.run()
@@ -233,11 +233,11 @@ def _tasks(
         if state is State.unsaved:
             say(f"  {name} had saved nothing to resume from and starts again; what it left: {set_aside(path, run_dir)}")
         if state in (State.interrupted, State.finished):
-            words = ["resume", str(run_dir)]
+            arguments = ["resume", str(run_dir)]
         else:
-            words = ["run", str(start_of(path, point) / CONFIG_FILE)]
-        words += [*options.overrides, *(["--trust"] if options.trust else [])]
-        tasks.append(Task(words, run_dir, Line(name, run_dir, loaded.config.run.iterations)))
+            arguments = ["run", str(start_of(path, point) / CONFIG_FILE)]
+        arguments += [*options.overrides, *(["--trust"] if options.trust else [])]
+        tasks.append(Task(name, arguments, run_dir, loaded.config.run.iterations))
     return tasks
 
 
@@ -253,10 +253,10 @@ def _end(
         console.print(results_table(results))
     for line in remarks(results):
         show(directory, line, host)
-    failed = [task for task in tasks if task.reason and (stopped_by is None or task.line.state == "failed")]
-    reasons = [f"{task.line.name}: {task.reason}; log: {task.log}" for task in failed]
+    failed = [task for task in tasks if task.reason and (stopped_by is None or task.state == "failed")]
+    reasons = [f"{task.name}: {task.reason}; log: {task.log}" for task in failed]
     for task, reason in zip(failed, reasons, strict=True):
-        show(directory, f"{task.line.state}: {reason}", host)
+        show(directory, f"{task.state}: {reason}", host)
     finished = sum(run.state is State.finished for run in results.runs)
     show(directory, f"{finished} of {counted(len(results.runs), 'run')} finished; results: {path}/", host)
     try:
