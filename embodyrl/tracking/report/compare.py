@@ -9,7 +9,7 @@ from statistics import fmean
 
 from embodyrl.runs.record import EvaluationRecord, RunRecord
 from embodyrl.tracking.intervals import mean_interval, outcomes, rate_interval, wilson_interval
-from embodyrl.tracking.report.series import Curve, Series, evaluated, mean_of, points_of, running_mean, timed
+from embodyrl.tracking.report.series import Curve, Series, evaluated, mean_of, points_of, running_mean, timed, window_of
 from embodyrl.tracking.report.settings import experiment_of, names_apart
 
 
@@ -156,8 +156,10 @@ def evaluations_of(experiments: Sequence[Experiment], metric: str, x_key: str) -
     return found
 
 
-def training_of(experiments: Sequence[Experiment], curve: Curve, window: int = 1) -> list[Series]:
-    """Return the mean of a diagram's first metric that an experiment has, with the band of its seeds."""
+def training_of(experiments: Sequence[Experiment], curve: Curve) -> tuple[list[Series], int]:
+    """Return the mean of a diagram's first metric that an experiment has, with the band of its seeds; and over how many
+    iterations it is a running mean."""
+    window = window_of(curve, max(len(run.rows) for each in experiments for run in each.runs))
     found = []
     for each in experiments:
         for metric in curve.metrics:
@@ -166,7 +168,7 @@ def training_of(experiments: Sequence[Experiment], curve: Curve, window: int = 1
             if (series := mean_of(smooth, each.name, colour=each.colour)) is not None:
                 found.append(timed(series, [run for run in each.runs if points_of(run, metric)]))
                 break
-    return found
+    return found, window
 
 
 def _smoothed(points: Sequence[tuple[float, float, int]], window: int) -> list[tuple[float, float, int]]:
