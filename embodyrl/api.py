@@ -421,7 +421,8 @@ def compare(
         UserError, RunError: see `train`. A protocol that is unknown, or that the policy cannot follow, is a UserError
             before anything starts.
     """
-    from embodyrl.evaluation.study import Options, Study
+    from embodyrl.evaluation.journal import Command
+    from embodyrl.evaluation.study import Study
 
     if resume and out is None:
         raise UserError("resume=True continues with the episodes in a folder: name it with out=")
@@ -430,20 +431,20 @@ def compare(
         place = _saved(named, (), config, trust=trust, progress=progress)[2]
         return place, lambda texts: _saved(place, texts, config, trust=trust, progress=False, again=True)[:2]
 
-    options = Options(
-        overrides=tuple(_wanted(overrides, episodes, sample)),
-        protocols=tuple(protocols),
-        video=_video(video),
-        out=None if out is None else Path(out),
-        goes_on=resume,
+    wanted, recorded = _wanted(overrides, episodes, sample), _video(video)
+    place, load = policy(path)
+    other_place, load_other = (None, None) if other is None else policy(other)
+    command = Command(
+        policy=place,
+        other=other_place,
+        overrides=wanted,
+        protocols=list(protocols),
+        video=None if recorded is None else str(recorded),
         has_config=config is not None,
+        directory=str(Path.cwd()),
     )
-    study = Study(
-        options,
-        policy(path),
-        None if other is None else policy(other),
-        say=functools.partial(_say, progress),
-    )
+    folder = None if out is None else Path(out)
+    study = Study(command, load, load_other, folder, goes_on=resume, say=functools.partial(_say, progress))
     with showing() if progress else nullcontext():
         return study.run()
 

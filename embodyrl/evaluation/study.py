@@ -7,7 +7,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -460,29 +460,15 @@ def kept_settings(loaded: LoadedConfig) -> dict[str, Any]:
     return {name: plain[name] for name in KEPT}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a study is asked for."""
-
-    overrides: tuple[str, ...] = ()
-    protocols: tuple[str, ...] = (OWN,)
-    video: Path | None = None
-    """Video of the episodes that differ between two policies."""
-    out: Path | None = None
-    """Folder for results.json and the episodes as they end."""
-    goes_on: bool = False
-    """Keep the episodes that `out` holds, if it holds any, and play the others."""
-    has_config: bool = False
-    """The policies' config was given in Python."""
-
-
 class Study:
     """Evaluations that are planned together, so that a fault of the last is found before the first begins.
 
     Args:
-        options: see `Options`.
-        policy: place of the weights, and what loads their config.
-        other: the same of a second policy, or None.
+        command: what is to be evaluated, and how.
+        load: loads the config of the policy.
+        load_other: loads that of the second policy, if there is one.
+        out: folder for results.json and the episodes as they end; None: nothing is kept.
+        goes_on: keep the episodes that `out` holds, if it holds any, and play the others.
         say: prints a text for people.
 
     Raises:
@@ -490,21 +476,29 @@ class Study:
     """
 
     def __init__(
-        self, options: Options, policy: tuple[str, Load], other: tuple[str, Load] | None, say: Callable[[str], None]
+        self,
+        command: Command,
+        load: Load,
+        load_other: Load | None,
+        out: Path | None,
+        *,
+        goes_on: bool,
+        say: Callable[[str], None],
     ) -> None:
-        self._options, self._say = options, say
-        _check(options, has_other=other is not None)
-        place, load = policy
-        self._plans = [plan(load, options.overrides, place, name) for name in options.protocols]
-        if other is not None:
+        self._command, self._out, self._say = command, out, say
+        _check(command)
+        if out is not None:
+            _check_folder(out, goes_on=goes_on)
+        overrides, protocols = command.overrides, command.protocols
+        self._plans = [plan(load, overrides, command.policy, name) for name in protocols]
+        if command.other is not None and load_other is not None:
             self._plans = [
                 each
-                for first, name in zip(self._plans, options.protocols, strict=True)
-                for each in _pair(first, beside(first, other[1], options.overrides, other[0], name))
+                for first, name in zip(self._plans, protocols, strict=True)
+                for each in _pair(first, beside(first, load_other, overrides, command.other, name))
             ]
-        if len(options.protocols) == 1:
+        if len(protocols) == 1:
             self._plans = [dataclasses.replace(each, table="") for each in self._plans]
-        self._compares_policies = other is not None
 
     def run(self) -> Comparison:
         """Play everything; returns what came of it. An interruption says what there is, and writes it, first.
@@ -513,7 +507,8 @@ class Study:
             JournalError: what an earlier process kept is of another evaluation.
             RunDirError: another process plays it.
         """
-        with self._journal() as journal:
+        out = self._out
+        with nullcontext() if out is None else Journal(out, self._command, _facts(self._plans)) as journal:
             self._announce()
             rows: list[Row] = []
             playing: Playing | None = None
@@ -540,30 +535,13 @@ class Study:
             self._show(found)
             return found
 
-    def _journal(self) -> AbstractContextManager[Journal | None]:
-        """Open the folder that keeps the episodes, if one is wanted."""
-        options = self._options
-        if options.out is None:
-            return nullcontext()
-        places = [each.policy for each in self._plans]
-        command = Command(
-            policy=places[0],
-            other=places[1] if self._compares_policies else None,
-            overrides=list(options.overrides),
-            protocols=list(options.protocols),
-            video=None if options.video is None else str(options.video),
-            has_config=options.has_config,
-            directory=str(Path.cwd()),
-        )
-        return Journal(options.out, command, _facts(self._plans))
-
     def _beginning(self, playing: Playing) -> str:
         kept = f": {playing.taken_over} of {playing.plan.episodes} episodes were played" if playing.taken_over else ""
         return f"playing {playing.plan.name} ({playing.number + 1} of {len(self._plans)}){kept}"
 
     def _pairs(self) -> list[tuple[Plan, Plan]]:
         """Return the evaluations of two policies under the same protocol."""
-        return list(zip(self._plans[::2], self._plans[1::2], strict=True)) if self._compares_policies else []
+        return list(zip(self._plans[::2], self._plans[1::2], strict=True)) if self._command.other else []
 
     def _announce(self) -> None:
         for each in self._plans:
@@ -580,23 +558,23 @@ class Study:
         if rows:
             self._say(f"interrupted; what there is:\n{Comparison(rows=tuple(rows)).text()}")
             self._write(rows)
-        if self._options.out is not None:
-            self._say(f"next: {shell_command('resume', self._options.out)}")
+        if self._out is not None:
+            self._say(f"next: {shell_command('resume', self._out)}")
 
     def _write(self, rows: Sequence[Row]) -> Path | None:
         missing = len(rows) < len(self._plans)
         found = Comparison(rows=tuple(rows), complete=not missing)
-        return None if self._options.out is None else found.write(self._options.out)
+        return None if self._out is None else found.write(self._out)
 
     def _show(self, found: Comparison) -> None:
         self._say(found.text())
-        if self._compares_policies:
+        if self._command.other:
             for table in found.tables():
                 title = f"{table.rows[0].table}: " if table.rows[0].table else ""
                 self._say(title + found.differing_text(table.rows[1]))
-        if self._options.video is not None:
-            self._record(found, self._options.video)
-        if self._options.out is not None:
+        if self._command.video is not None:
+            self._record(found, Path(self._command.video))
+        if self._out is not None:
             self._say(f"written to {self._write(found.rows)}")
 
     def _record(self, found: Comparison, video: Path) -> None:
@@ -609,24 +587,22 @@ class Study:
         self._say(f"recorded {len(chosen)} of the episodes that differ: {video}")
 
 
-def _check(options: Options, *, has_other: bool) -> None:
+def _check(command: Command) -> None:
     """Refuse what cannot be played before anything is loaded."""
-    repeated = [name for name in options.protocols if options.protocols.count(name) > 1]
+    repeated = [name for name in command.protocols if command.protocols.count(name) > 1]
     if repeated:
         raise ProtocolError(f"protocol {repeated[0]!r} is named twice")
-    if not options.protocols:
+    if not command.protocols:
         raise ProtocolError(f"no protocol: name one, or {OWN!r} for the checkpoint's own settings")
-    if options.video is not None and len(options.protocols) > 1 and has_other:
+    if command.video is not None and len(command.protocols) > 1 and command.other is not None:
         raise ProtocolError("a video shows two policies under one protocol: name one, or leave out the video")
-    if options.video is not None and not has_other:
+    if command.video is not None and command.other is None:
         raise ProtocolError("a video of protocols shows nothing new: give it without --protocol, or with --compare")
-    if options.video is not None and any(text.replace(" ", "") == "eval.sample=true" for text in options.overrides):
+    if command.video is not None and any(text.replace(" ", "") == "eval.sample=true" for text in command.overrides):
         raise ProtocolError(
             "a video of the episodes that differ plays them again, and with sampled actions they would end otherwise: "
             "leave out the video or --sample"
         )
-    if options.out is not None:
-        _check_folder(options.out, goes_on=options.goes_on)
 
 
 def _check_folder(out: Path, *, goes_on: bool) -> None:
