@@ -35,7 +35,7 @@ from embodyrl.runner.rundir import SOURCES, read_config, read_saved, refuse_othe
 from embodyrl.runner.session import Ending, go_on, start
 from embodyrl.runner.start_rules import start_rules
 from embodyrl.runner.stopping import raise_interrupt
-from embodyrl.runs.files import CONFIG_FILE, METRICS_FILE, REPORT_FILE
+from embodyrl.runs import CONFIG_FILE, METRICS_FILE, REPORT_FILE
 from embodyrl.runs.metrics import read_rows
 from embodyrl.runs.record import read_summary, sorted_evaluations
 from embodyrl.screen import counted, say, showing

@@ -33,7 +33,7 @@ from embodyrl.runner.checkpoint import POLICY, verify
 from embodyrl.runner.reproduction import LOCK_FILE, Lock, outputs_of
 from embodyrl.runner.session import Ending, start
 from embodyrl.runner.stopping import raise_interrupt
-from embodyrl.runs.files import CHECKPOINTS, LAST, LOG_FILE, METRICS_FILE
+from embodyrl.runs import CHECKPOINTS, LAST, LOG_FILE, METRICS_FILE
 from embodyrl.runs.metrics import read_rows
 
 EPISODES = 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from embodyrl.cli.arguments import CommandLineError
 from embodyrl.errors import UserError
-from embodyrl.runs.files import METRICS_FILE, REPORT_FILE
+from embodyrl.runs import METRICS_FILE, REPORT_FILE
 from embodyrl.runs.record import RunRecord, find_runs, read_run
 from embodyrl.screen import counted, say
 from embodyrl.tracking.report import needs_packages

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from embodyrl.errors import UserError, shell_command, without_controls
 from embodyrl.runner.stopping import Interrupted
-from embodyrl.runs.files import CONFIG_FILE, LOCK_FILE, LOG_FILE, published, runs_below
+from embodyrl.runs import CONFIG_FILE, LOCK_FILE, LOG_FILE, published, runs_below
 from embodyrl.runs.metrics import seconds_of
 from embodyrl.runs.record import ENDED, FAILED, TIMED, EvaluationRecord, RunRecord, Status
 from embodyrl.screen import counted, duration, fold

@@ -24,7 +24,7 @@ from embodyrl.evaluation.protocols import OWN, Protocol, ProtocolError, as_overr
 from embodyrl.evaluation.results import FILE, Comparison, Differing, Row, table
 from embodyrl.registry import SIMULATORS, SupportedModel, load_target
 from embodyrl.runner.build import build_acting, open_simulators, settings_of_torch_kept
-from embodyrl.runs.files import METRICS_FILE
+from embodyrl.runs import METRICS_FILE
 from embodyrl.runs.metrics import read_rows
 from embodyrl.screen import counted, rounded
 

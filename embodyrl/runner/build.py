@@ -34,7 +34,7 @@ from embodyrl.rollout.interventions import expert_of, shown_to_policy
 from embodyrl.runner.checkpoint import POLICY, TRAINER, Found
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.stopping import end_program
-from embodyrl.runs.files import GRAPH_FILE, WORKER_LOGS
+from embodyrl.runs import GRAPH_FILE, WORKER_LOGS
 from embodyrl.screen import say
 from embodyrl.tracking import Sink, SinkContext
 

@@ -22,7 +22,7 @@ from typing import Any
 from embodyrl.config.plugins import ORIGIN_FILE
 from embodyrl.errors import UserError
 from embodyrl.files import entries_in, files_in, is_file, is_inside, replacing
-from embodyrl.runs.files import BEST, CHECKPOINTS, CONFIG_FILE, LAST, published
+from embodyrl.runs import BEST, CHECKPOINTS, CONFIG_FILE, LAST, published
 from embodyrl.screen import say
 from embodyrl.version import __version__
 

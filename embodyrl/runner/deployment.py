@@ -23,7 +23,7 @@ from embodyrl.placement.ranks import RankInfo
 from embodyrl.placement.run_plan import Machine, Plan, plan_run
 from embodyrl.rollout.interventions import expert_of
 from embodyrl.runner.build import as_simulated
-from embodyrl.runs.files import WORKER_LOGS
+from embodyrl.runs import WORKER_LOGS
 
 NOTICED_S = 20.0
 """Longest time from an error that a lost machine has caused to the news of the loss [s]: Ray hears of a closed

@@ -36,7 +36,7 @@ from embodyrl.runner.checkpoint import Found
 from embodyrl.runner.deployment import LOOPBACK, Deployment, Post
 from embodyrl.runner.fitting import follow_choices
 from embodyrl.runner.rundir import SOURCES, RunDir, read_config
-from embodyrl.runs.files import CONFIG_FILE, WORKER_LOGS
+from embodyrl.runs import CONFIG_FILE, WORKER_LOGS
 
 if TYPE_CHECKING:
     from embodyrl.engine.parallel import Ranks

@@ -21,7 +21,7 @@ from embodyrl.files import entries_in, is_file, why_no_place, write_whole
 from embodyrl.models.saved import BROUGHT, stands_alone
 from embodyrl.placement.ranks import MEETING_FILE
 from embodyrl.runner.checkpoint import MANIFEST, POLICY
-from embodyrl.runs.files import (
+from embodyrl.runs import (
     CHECKPOINTS,
     CONFIG_FILE,
     CONSOLE_FILE,

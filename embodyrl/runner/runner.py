@@ -45,7 +45,7 @@ from embodyrl.runner.state import (
     check_alike,
 )
 from embodyrl.runner.stopping import Stopper, end_program
-from embodyrl.runs.files import REPORT_FILE, SUMMARY_FILE, VIDEOS, episodes_file
+from embodyrl.runs import REPORT_FILE, SUMMARY_FILE, VIDEOS, episodes_file
 from embodyrl.runs.record import RunRecord
 from embodyrl.screen import counted, task
 from embodyrl.tracking import Sink

@@ -47,7 +47,7 @@ from embodyrl.runner.rundir import (
 )
 from embodyrl.runner.stopping import Interrupted, ending_without_reader
 from embodyrl.runner.workers import RolloutWorkers
-from embodyrl.runs.files import LOG_FILE, REPORT_FILE, TENSORBOARD, published
+from embodyrl.runs import LOG_FILE, REPORT_FILE, TENSORBOARD, published
 from embodyrl.runs.record import RunRecord, sorted_evaluations
 from embodyrl.screen import counted, say
 from embodyrl.version import __version__

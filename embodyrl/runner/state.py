@@ -42,7 +42,7 @@ from embodyrl.runner.checkpoint import (
 )
 from embodyrl.runner.reproduction import LOCK_FILE, Lock, weights_of, without_record
 from embodyrl.runner.rundir import write_config
-from embodyrl.runs.files import CHECKPOINTS, LAST
+from embodyrl.runs import CHECKPOINTS, LAST
 
 COUNTERS = "counters.json"
 ENGINE = "engine"

@@ -15,7 +15,7 @@ import psutil
 
 from embodyrl.config.files import read_document
 from embodyrl.errors import UserError, shell_command, without_controls
-from embodyrl.runs.files import (
+from embodyrl.runs import (
     CHECKPOINTS,
     CONFIG_FILE,
     LAST,

@@ -19,7 +19,7 @@ from embodyrl.errors import UserError, shell_command
 from embodyrl.files import write_whole
 from embodyrl.models.judging import CLASSIFIER
 from embodyrl.runner.rundir import RunDir, is_free, make_numbered, near_path, write_config
-from embodyrl.runs.files import CONFIG_FILE, published
+from embodyrl.runs import CONFIG_FILE, published
 from embodyrl.runs.record import RunRecord
 from embodyrl.sweeps.axes import Point
 from embodyrl.version import __version__

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from embodyrl.errors import without_controls
-from embodyrl.runs.files import CONSOLE_FILE, METRICS_FILE
+from embodyrl.runs import CONSOLE_FILE, METRICS_FILE
 from embodyrl.runs.metrics import NEWEST, MetricsReader, seconds_left
 from embodyrl.screen import duration
 from embodyrl.terminal import Console

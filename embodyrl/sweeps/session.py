@@ -18,7 +18,7 @@ from embodyrl.placement.ranks import is_launched
 from embodyrl.runner.build import PROGRAM, Host
 from embodyrl.runner.rundir import SOURCES, RunDir, read_config
 from embodyrl.runner.session import held, show
-from embodyrl.runs.files import CONFIG_FILE, REPORT_FILE
+from embodyrl.runs import CONFIG_FILE, REPORT_FILE
 from embodyrl.runs.record import read_run
 from embodyrl.screen import counted
 from embodyrl.sweeps.axes import Loader, Point, Seeds, load_all, points_of, split_words, together, with_seeds

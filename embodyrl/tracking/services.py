@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from embodyrl.errors import RemediedError, without_controls
 from embodyrl.files import write_whole
-from embodyrl.runs.files import CONFIG_FILE, REPORT_FILE, SUMMARY_FILE, VIDEOS
+from embodyrl.runs import CONFIG_FILE, REPORT_FILE, SUMMARY_FILE, VIDEOS
 from embodyrl.tracking.sinks import SinkContext
 
 FOLDER = "tracking"

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from embodyrl.config.schema import ServiceConfig
 from embodyrl.files import write_whole
-from embodyrl.runs.files import METRICS_FILE, TENSORBOARD
+from embodyrl.runs import METRICS_FILE, TENSORBOARD
 from embodyrl.runs.metrics import read_rows
 
 

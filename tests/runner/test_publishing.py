@@ -14,7 +14,7 @@ import pytest
 
 from embodyrl.files import link_or_copy
 from embodyrl.runner.checkpoint import DamageError, Retention, VersionError, find, verify, writing
-from embodyrl.runs.files import published
+from embodyrl.runs import published
 
 BEST = Retention(last=2, best="eval/success_once")
 

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tracking"))  # where `reports` 
 from reports import make_run
 
 from embodyrl.runner.rundir import RunDir
-from embodyrl.runs.files import published, runs_below
+from embodyrl.runs import published, runs_below
 from embodyrl.runs.record import RecordError, RunRecord, Status, SummaryError, find_runs, lock_holder, read_run
 
 

@@ -16,7 +16,7 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.saved import DESCRIPTION_FILE, SINGLE_FILE, read_description, read_json, saved_model, weight_shapes
 from embodyrl.models.unread import refuse_other_weights
 from embodyrl.registry import ALGORITHMS, SupportedModel
-from embodyrl.runs.files import CHECKPOINTS, LAST
+from embodyrl.runs import CHECKPOINTS, LAST
 
 ACTOR = "actor."
 """Beginning of the names of weights that every such policy has."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from embodyrl.errors import MissingPackageError
-from embodyrl.runs.files import REPORT_FILE
+from embodyrl.runs import REPORT_FILE
 from embodyrl.runs.record import read_run
 
 

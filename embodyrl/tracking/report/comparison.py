@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from embodyrl.files import write_whole
-from embodyrl.runs.files import REPORT_FILE
+from embodyrl.runs import REPORT_FILE
 from embodyrl.runs.record import RunRecord
 from embodyrl.screen import counted
 from embodyrl.tracking.report.charts import chart

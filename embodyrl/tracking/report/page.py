@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from embodyrl.config.rules import described_tasks, known_tasks
 from embodyrl.files import write_whole
-from embodyrl.runs.files import CONFIG_FILE, GRAPH_FILE, VIDEOS
+from embodyrl.runs import CONFIG_FILE, GRAPH_FILE, VIDEOS
 from embodyrl.runs.metrics import Row, seconds_of
 from embodyrl.runs.record import EvaluationRecord, RunRecord
 from embodyrl.screen import counted, rounded
