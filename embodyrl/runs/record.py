@@ -209,9 +209,8 @@ class RunRecord:
         steps = {row["iteration"]: row.get("env/total_steps") or 0.0 for row in self.rows}
         found = dict(sorted_evaluations(self.summary))
         for row in self.rows:
-            metrics = {name: value for name, value in row.items() if name.startswith("eval/")}
-            if is_evaluation(metrics):
-                found[row["iteration"]] = metrics
+            if is_evaluation(row):
+                found[row["iteration"]] = {name: value for name, value in row.items() if name.startswith("eval/")}
         return [EvaluationRecord(self.path, number, steps.get(number, 0.0), found[number]) for number in sorted(found)]
 
     @property
@@ -288,7 +287,7 @@ class RunRecord:
             return (Status.stopped, last) if last.startswith("stopped by") else (Status.died, "")
         if self.summary["iterations"] < self.last_iteration or not last.startswith(("report:", "next:")):
             return Status.died, ""  # that summary is of an earlier process
-        by = self.summary["stopped_by"]
+        by = self.summary.get("stopped_by")
         return (Status.done, "") if by is None else (Status.stopped, f"stopped by {by}, saved")
 
     @cached_property
