@@ -168,11 +168,11 @@ def _refuse_others(folder: Path, found: Mapping[str, Any], facts: Mapping[str, A
     before, now = (flat({name: given.get(name) for name in facts}, into_lists=True) for given in (found, facts))
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if changed:
-        told = [f"{name}: {_written(before.get(name))} there, {_written(now.get(name))} now" for name in changed]
-        rest = f" and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
+        texts = [f"{name}: {_written(before.get(name))} there, {_written(now.get(name))} now" for name in changed]
+        rest = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
         raise JournalError(
             f"{folder / ASKED_FILE} is of another evaluation, so its episodes cannot be kept: "
-            f"{'; '.join(told[:SHOWN])}{rest}. Restore what was there, or name another folder"
+            f"{'; '.join(texts[:SHOWN])}{rest}. Restore what was there, or name another folder"
         )
 
 

@@ -335,7 +335,7 @@ def play_in(
     engine: HybridEngine,
     config: Config,
     episodes: Sequence[EpisodeSpec],
-    told: Callable[[int, EpisodeRecord], None] | None = None,
+    on_episode: Callable[[int, EpisodeRecord], None] | None = None,
     video: TileRecorder | None = None,
 ) -> Evaluation:
     """Play episodes in simulators that run.
@@ -345,17 +345,17 @@ def play_in(
         engine: the policy.
         config: says whether actions are drawn, and how chunks are averaged.
         episodes: to play.
-        told: hears of each episode as soon as it ended, with its number among `episodes`.
+        on_episode: called with each episode as soon as it ended, with its number among `episodes`.
         video: records the first episodes.
     """
     from embodyrl.runner.evaluation import evaluate, evaluation_noise
 
     noise = evaluation_noise(config, engine)
-    return evaluate(manager, engine, episodes, video, noise, config.eval.ensemble, told)
+    return evaluate(manager, engine, episodes, video, noise, config.eval.ensemble, on_episode)
 
 
 @dataclass(kw_only=True)
-class Playing:
+class EvaluationRun:
     """An evaluation in progress; its row has the episodes that ended so far.
 
     Args:
@@ -511,7 +511,7 @@ class Study:
         with nullcontext() if out is None else Journal(out, self._command, _facts(self._plans)) as journal:
             self._announce()
             rows: list[Row] = []
-            playing: Playing | None = None
+            playing: EvaluationRun | None = None
             try:
                 for number, each in enumerate(self._plans):
                     same = next(
@@ -523,7 +523,7 @@ class Study:
                             dataclasses.replace(same, label=each.label, protocol=each.protocol, table=each.table)
                         )
                         continue
-                    playing = Playing(plan=each, number=number, journal=journal)
+                    playing = EvaluationRun(plan=each, number=number, journal=journal)
                     self._say(self._beginning(playing))
                     rows.append(playing.run())
                     playing = None
@@ -535,7 +535,7 @@ class Study:
             self._show(found)
             return found
 
-    def _beginning(self, playing: Playing) -> str:
+    def _beginning(self, playing: EvaluationRun) -> str:
         kept = f": {playing.taken_over} of {playing.plan.episodes} episodes were played" if playing.taken_over else ""
         return f"playing {playing.plan.name} ({playing.number + 1} of {len(self._plans)}){kept}"
 

@@ -177,15 +177,15 @@ def test_equal_settings_are_played_once(
 def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupt the evaluation once so many episodes have ended."""
     heard: list[int] = []
-    original = study.Playing._hear
+    original = study.EvaluationRun._hear
 
-    def stopping(self: study.Playing, part: int, index: int, record: Any) -> None:
+    def stopping(self: study.EvaluationRun, part: int, index: int, record: Any) -> None:
         original(self, part, index, record)
         heard.append(index)
         if len(heard) == count:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(study.Playing, "_hear", stopping)
+    monkeypatch.setattr(study.EvaluationRun, "_hear", stopping)
 
 
 def without_times(found: dict[str, Any]) -> dict[str, Any]:
