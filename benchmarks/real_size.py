@@ -48,7 +48,7 @@ from embodyrl.models.prismatic.network import NAMING as PRISMATIC_NAMES
 from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE, INDEX_FILE, shard_files
 from embodyrl.models.weights import Naming
 from embodyrl.registry import SupportedModel
-from embodyrl.tracking.report import GRAPH_FILE
+from embodyrl.runs import GRAPH_FILE
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "benchmarks" / "as_float32.py"

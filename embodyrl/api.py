@@ -31,20 +31,20 @@ from embodyrl.registry import PYAV
 from embodyrl.runner.build import Host, build_acting, open_simulators, settings_of_torch_kept
 from embodyrl.runner.callbacks import check_callbacks
 from embodyrl.runner.checkpoint import MANIFEST, POLICY, Manifest, Needs, find, to_act, to_verify
-from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, read_config, read_saved, refuse_other_than_run
+from embodyrl.runner.rundir import SOURCES, read_config, read_saved, refuse_other_than_run
 from embodyrl.runner.session import Ending, go_on, start
 from embodyrl.runner.start_rules import start_rules
 from embodyrl.runner.stopping import raise_interrupt
+from embodyrl.runs import CONFIG_FILE, METRICS_FILE, REPORT_FILE
+from embodyrl.runs.metrics import read_rows
+from embodyrl.runs.record import read_summary, sorted_evaluations
 from embodyrl.screen import counted, say, showing
 from embodyrl.sweeps.axes import Seeds
 from embodyrl.sweeps.folder import SweepError, is_sweep, read_plan
 from embodyrl.sweeps.results import Results, read_results
-from embodyrl.sweeps.session import SweepEnding, Wish
+from embodyrl.sweeps.session import SweepEnding, SweepOptions
 from embodyrl.sweeps.session import go_on as go_on_with_sweep
 from embodyrl.sweeps.session import start as start_sweep
-from embodyrl.tracking.report import read_summary
-from embodyrl.tracking.report.summary import REPORT_FILE
-from embodyrl.tracking.sinks import METRICS_FILE, read_rows
 
 if TYPE_CHECKING:  # these import torch
     from embodyrl.checking.promises import Finding
@@ -121,9 +121,7 @@ class Run:
         for an evaluation that was made after a resume because a signal had left it out. In rows of an earlier process
         NaN also stands for infinity, which JSON cannot hold. Without the sink `jsonl` there are only rows of this
         process."""
-        path = self.path / METRICS_FILE
-        own = list(self._rows)
-        earlier = read_rows(path)[0] if path.is_file() else []
+        own, (earlier, _) = list(self._rows), read_rows(self.path / METRICS_FILE)
         first = max(0, len(earlier) - len(own))
         if [row["iteration"] for row in earlier[first:]] == [row["iteration"] for row in own]:
             earlier = earlier[:first]  # the rest of the file is what this process wrote
@@ -149,12 +147,11 @@ class Run:
         """The last evaluation; None if there was none."""
         from embodyrl.runner.evaluation import Evaluation
 
-        evaluations = self.summary["evaluations"]
-        if not evaluations:
+        if not (evaluations := sorted_evaluations(self.summary)):
             return None
-        last = max(evaluations, key=int)
-        seconds = [row["time/eval"] for row in self.metrics if row["iteration"] == int(last) and "time/eval" in row]
-        return Evaluation.of(evaluations[last], seconds[-1] if seconds else math.nan)
+        iteration, metrics = evaluations[-1]
+        seconds = [row["time/eval"] for row in self.metrics if row["iteration"] == iteration and "time/eval" in row]
+        return Evaluation.of(metrics, seconds[-1] if seconds else math.nan)
 
     @cached_property
     def policy(self) -> LoadedPolicy:
@@ -305,8 +302,8 @@ def sweep(
     def load(more: Sequence[str]) -> LoadedConfig:
         return load_config(config, more, use=ConfigUse.run, also=[start_rules], trust=trust)
 
-    wish = Wish(at_once=_count(at_once, "at_once"), trust=trust)
-    return _sweep(start_sweep(load, _checked(overrides), seeds=_seeds(seeds), wish=wish, host=_host(progress)))
+    options = SweepOptions(at_once=_count(at_once, "at_once"), trust=trust)
+    return _sweep(start_sweep(load, _checked(overrides), seeds=_seeds(seeds), options=options, host=_host(progress)))
 
 
 @for_users
@@ -328,8 +325,8 @@ def resume_sweep(
     Raises:
         RunError, UserError, KeyboardInterrupt, SystemExit: see `sweep`.
     """
-    wish = Wish(at_once=_count(at_once, "at_once"), overrides=_checked(overrides), trust=trust)
-    return _sweep(go_on_with_sweep(Path(path), wish, _host(progress)))
+    options = SweepOptions(at_once=_count(at_once, "at_once"), overrides=_checked(overrides), trust=trust)
+    return _sweep(go_on_with_sweep(Path(path), options, _host(progress)))
 
 
 @for_users
@@ -424,7 +421,8 @@ def compare(
         UserError, RunError: see `train`. A protocol that is unknown, or that the policy cannot follow, is a UserError
             before anything starts.
     """
-    from embodyrl.evaluation.study import Asked, Study
+    from embodyrl.evaluation.journal import Command
+    from embodyrl.evaluation.study import Study
 
     if resume and out is None:
         raise UserError("resume=True continues with the episodes in a folder: name it with out=")
@@ -433,20 +431,20 @@ def compare(
         place = _saved(named, (), config, trust=trust, progress=progress)[2]
         return place, lambda texts: _saved(place, texts, config, trust=trust, progress=False, again=True)[:2]
 
-    asked = Asked(
-        overrides=tuple(_wanted(overrides, episodes, sample)),
-        protocols=tuple(protocols),
-        video=_video(video),
-        out=None if out is None else Path(out),
-        goes_on=resume,
+    wanted, recorded = _wanted(overrides, episodes, sample), _video(video)
+    place, load = policy(path)
+    other_place, load_other = (None, None) if other is None else policy(other)
+    command = Command(
+        policy=place,
+        other=other_place,
+        overrides=wanted,
+        protocols=list(protocols),
+        video=None if recorded is None else str(recorded),
         has_config=config is not None,
+        directory=str(Path.cwd()),
     )
-    study = Study(
-        asked,
-        policy(path),
-        None if other is None else policy(other),
-        say=functools.partial(_say, progress),
-    )
+    folder = None if out is None else Path(out)
+    study = Study(command, load, load_other, folder, goes_on=resume, say=functools.partial(_say, progress))
     with showing() if progress else nullcontext():
         return study.run()
 

@@ -108,6 +108,13 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes % 60:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
+def rounded(seconds: float) -> str:
+    """Return a time in words, as precise as people ask for it: `0.52 s`, `40 s`, `12 min`, `3.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 # ---- progress
 
 

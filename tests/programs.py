@@ -49,7 +49,7 @@ WARM_UP, PLAN = ["run", "--print-config", "experiment/gym_pendulum"], ["plan", "
 """Commands that the server runs, so that what they import and remember is there in every program."""
 VLA = ("embodyrl.models.libraries",)
 """What programs with a vision-language-action model need beside that; for `preload`."""
-STARTING = ("embodyrl.placement.process", "embodyrl.sweeps.conductor", "embodyrl.sweeps.sharing")
+STARTING = ("embodyrl.placement.process", "embodyrl.sweeps.runner", "embodyrl.sweeps.sharing")
 """Modules of embodyrl that start interpreters."""
 LONGEST_MESSAGE = 1 << 18
 MOST_FDS = 16

@@ -23,12 +23,12 @@ from embodyrl.registry import (
     SupportedModel,
 )
 from embodyrl.runner.build import Elsewhere, Host, build_acting, settings_of_torch_kept
-from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, POLICY, verify
+from embodyrl.runner.checkpoint import POLICY, verify
 from embodyrl.runner.reproduction import LOCK_FILE, Lock, outputs_of
-from embodyrl.runner.rundir import LOG_FILE
 from embodyrl.runner.session import Ending, start
 from embodyrl.runner.stopping import raise_interrupt
-from embodyrl.tracking.sinks import METRICS_FILE, read_rows
+from embodyrl.runs import CHECKPOINTS, LAST, LOG_FILE, METRICS_FILE
+from embodyrl.runs.metrics import read_rows
 
 EPISODES = 2
 """Episodes of the evaluation."""

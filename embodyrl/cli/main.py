@@ -224,8 +224,17 @@ def evaluate(
     """Evaluate a checkpoint on held-out start states, by a published protocol, or against another checkpoint."""
     from embodyrl.cli import train
 
-    asked = train.Evaluated(protocols=protocol or [], other=compare, sample=sample, video=video, out=out)
-    raise typer.Exit(train.evaluate(checkpoint, overrides or [], asked, trust=trust))
+    code = train.evaluate(
+        checkpoint,
+        overrides or [],
+        protocols=protocol or [],
+        other=compare,
+        sample=sample,
+        video=video,
+        out=out,
+        trust=trust,
+    )
+    raise typer.Exit(code)
 
 
 @app.command(short_help="Compare what a run recorded with this machine.")
@@ -489,10 +498,10 @@ def plan(
 
     source, overrides = split_arguments(words)
     inventory = read_machine(machine, cpus)
-    asked = planning.Asked(
+    options = planning.Options(
         gpu_gb=gpu_memory, host_gb=memory, elsewhere=elsewhere or machine is not None, start=start, trust=trust
     )
-    raise typer.Exit(planning.show(source, overrides, inventory, asked, as_json=as_json))
+    raise typer.Exit(planning.show(source, overrides, inventory, options, as_json=as_json))
 
 
 @app.command(short_help="Report what this machine has and what is missing.")

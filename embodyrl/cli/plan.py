@@ -24,7 +24,7 @@ GB = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Options:
     """Options of the command line about the machine."""
 
     gpu_gb: float | None
@@ -37,21 +37,21 @@ class Asked:
     """Import the plug-ins of a saved config, whoever wrote it."""
 
 
-def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked: Asked, *, as_json: bool) -> int:
+def show(source: str | None, overrides: Sequence[str], machine: Inventory, options: Options, *, as_json: bool) -> int:
     """Print the plan; returns the exit code."""
-    use = ConfigUse.elsewhere if asked.elsewhere else ConfigUse.check
+    use = ConfigUse.elsewhere if options.elsewhere else ConfigUse.check
 
     def load(more: Sequence[str]) -> LoadedConfig:
-        return load_config(source, [*overrides, *more], use=use, trust=asked.trust)
+        return load_config(source, [*overrides, *more], use=use, trust=options.trust)
 
     loaded = load([])
     config = loaded.config
-    plan = plan_processes(config, machine, _cluster(config, asked))
+    plan = plan_processes(config, machine, _cluster(config, options))
     simulators = None
-    if asked.start:
+    if options.start:
         print("measuring a simulator process while it plays one task after the other ...", file=sys.stderr)
         simulators = start_one(loaded, len(plan["workers"]))
-    planner = Planner(limits_of(config, machine, asked), len(plan["workers"]), simulators)
+    planner = Planner(limits_of(config, machine, options), len(plan["workers"]), simulators)
     try:
         plan |= planner.plan(config)
         excesses = planner.excesses(config)
@@ -79,10 +79,10 @@ def show(source: str | None, overrides: Sequence[str], machine: Inventory, asked
     return 0
 
 
-def _cluster(config: Config, asked: Asked) -> Sequence[Machine]:
+def _cluster(config: Config, options: Options) -> Sequence[Machine]:
     """Return the machines of the cluster that the config names; none if it names none, or the run will be elsewhere."""
     placement = config.placement
-    if placement.backend is not PlacementBackend.ray or asked.elsewhere:
+    if placement.backend is not PlacementBackend.ray or options.elsewhere:
         return []
     from embodyrl.placement.cluster import RayCluster
 
@@ -90,13 +90,13 @@ def _cluster(config: Config, asked: Asked) -> Sequence[Machine]:
         return cluster.machines()
 
 
-def limits_of(config: Config, machine: Inventory, asked: Asked) -> Limits:
+def limits_of(config: Config, machine: Inventory, options: Options) -> Limits:
     """Return the memory of the policy's GPU and of the host: as given on the command line, else this machine's."""
     device = config.engine.device
-    cuda = device is Device.cuda or (device is Device.auto and bool(machine.gpus or asked.gpu_gb))
-    gpu = None if asked.gpu_gb is None else asked.gpu_gb * GB
-    host = None if asked.host_gb is None else asked.host_gb * GB
-    if not asked.elsewhere:
+    cuda = device is Device.cuda or (device is Device.auto and bool(machine.gpus or options.gpu_gb))
+    gpu = None if options.gpu_gb is None else options.gpu_gb * GB
+    host = None if options.host_gb is None else options.host_gb * GB
+    if not options.elsewhere:
         gpu = gpu if gpu is not None or not cuda else _gpu_memory()
         host = host or float(psutil.virtual_memory().total)
     return Limits(cuda=cuda, gpu=gpu, host=host, cores=machine.cores)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from embodyrl.cli.arguments import CommandLineError
 from embodyrl.errors import UserError
+from embodyrl.runs import METRICS_FILE, REPORT_FILE
+from embodyrl.runs.record import RunRecord, find_runs, read_run
 from embodyrl.screen import counted, say
+from embodyrl.tracking.report import needs_packages
 from embodyrl.tracking.report.compare import group
-from embodyrl.tracking.report.record import RunRecord, find_runs, read_run
-from embodyrl.tracking.report.summary import REPORT_FILE, needs_packages
-from embodyrl.tracking.sinks import METRICS_FILE
 
 COMPARISON_FILE = "comparison.html"
 

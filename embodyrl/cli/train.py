@@ -23,7 +23,7 @@ from embodyrl.runner.start_rules import start_rules
 from embodyrl.screen import say
 from embodyrl.sweeps.axes import split_words
 from embodyrl.sweeps.folder import is_sweep
-from embodyrl.sweeps.session import Wish
+from embodyrl.sweeps.session import SweepOptions
 from embodyrl.sweeps.session import go_on as go_on_with_sweep
 from embodyrl.sweeps.session import start as start_sweep
 
@@ -56,7 +56,7 @@ def sweep(source: str | None, overrides: Sequence[str], *, seeds: str | None, at
     def load(more: Sequence[str]) -> LoadedConfig:
         return load_config(source, more, use=ConfigUse.run, also=[start_rules], trust=trust)
 
-    return start_sweep(load, overrides, seeds=seeds, wish=Wish(at_once=at_once, trust=trust)).exit_code
+    return start_sweep(load, overrides, seeds=seeds, options=SweepOptions(at_once=at_once, trust=trust)).exit_code
 
 
 def resume(
@@ -74,7 +74,7 @@ def resume(
     if is_journal(run_dir):
         return _resume_evaluations(run_dir, overrides, at_once=at_once, trust=trust)
     if is_sweep(run_dir):
-        return go_on_with_sweep(run_dir, Wish(at_once=at_once, overrides=overrides, trust=trust)).exit_code
+        return go_on_with_sweep(run_dir, SweepOptions(at_once=at_once, overrides=overrides, trust=trust)).exit_code
     if at_once is not None:
         raise CommandLineError(f"--at-once is for sweeps, and {run_dir} is none")
     return go_on(run_dir, overrides, without_replay=without_replay, trust=trust).exit_code
@@ -112,44 +112,35 @@ def _resume_evaluations(folder: Path, overrides: Sequence[str], *, at_once: int 
     return 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluated:
-    """What `embodyrl eval` is asked for."""
-
-    protocols: Sequence[str] = ()
-    """Names or files; empty: the checkpoint's own settings."""
-    other: str | None = None
-    """A second policy."""
-    sample: bool = False
-    video: Path | None = None
-    out: Path | None = None
-    """Folder for results.json."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether one policy is evaluated with its own settings, and nothing is kept."""
-        return not self.protocols and self.other is None and self.out is None
-
-
-def evaluate(path: str, overrides: Sequence[str], asked: Evaluated | None = None, *, trust: bool = False) -> int:
-    """Evaluate a checkpoint; returns the exit code. `trust` runs the checkpoint's plug-ins, whoever wrote them."""
-    asked = asked or Evaluated()
-    check_place(asked.out, "--out")
-    check_place(asked.video, "--video")
-    if asked.is_plain:
-        api.evaluate(path, overrides, sample=asked.sample, video=asked.video, progress=True, trust=trust)
-    else:
-        api.compare(
-            path,
-            asked.other,
-            overrides,
-            protocols=asked.protocols or ("own",),
-            sample=asked.sample,
-            video=asked.video,
-            out=asked.out,
-            progress=True,
-            trust=trust,
-        )
+def evaluate(
+    path: str,
+    overrides: Sequence[str],
+    *,
+    protocols: Sequence[str] = (),
+    other: str | None = None,
+    sample: bool = False,
+    video: Path | None = None,
+    out: Path | None = None,
+    trust: bool = False,
+) -> int:
+    """Evaluate a checkpoint; returns the exit code. See `embodyrl.compare`; without protocols, a second policy and a
+    folder for the results it is one evaluation with the checkpoint's own settings."""
+    check_place(out, "--out")
+    check_place(video, "--video")
+    if not protocols and other is None and out is None:
+        api.evaluate(path, overrides, sample=sample, video=video, progress=True, trust=trust)
+        return 0
+    api.compare(
+        path,
+        other,
+        overrides,
+        protocols=protocols or ("own",),
+        sample=sample,
+        video=video,
+        out=out,
+        progress=True,
+        trust=trust,
+    )
     return 0
 
 

@@ -7,24 +7,29 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+import psutil
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from embodyrl.errors import shell_command, without_controls
-from embodyrl.runner.checkpoint import published
+from embodyrl.errors import UserError, shell_command, without_controls
 from embodyrl.runner.stopping import Interrupted
-from embodyrl.runner.watching import ENDED, RunView, RunWatcher, Status, find_runs
+from embodyrl.runs import CONFIG_FILE, LOCK_FILE, LOG_FILE, published, runs_below
+from embodyrl.runs.metrics import seconds_of
+from embodyrl.runs.record import ENDED, FAILED, TIMED, EvaluationRecord, RunRecord, Status
 from embodyrl.screen import counted, duration, fold
 from embodyrl.terminal import Console
 from embodyrl.tracking.console import FIRST, ITERATION, LAST, SPLIT, cells_of, columns_for, split_of_time, table
 
 LOOK_EVERY_S = 1.0
 """Seconds between two looks at the files."""
+DEPTH = 3
+"""Levels of folders below a folder in which runs are looked for."""
 SHOWN_ROWS = 8
 SHOWN_NOTES = 4
+WORTH_SEEING = ("warning:", FAILED, "replaced a simulator process", "nothing was learned")
+"""What lines of run.log begin with that are shown."""
 QUIET_S = 120.0
 """Seconds without a sign of life that are worth a remark."""
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -47,6 +52,26 @@ COLORS = {
 }
 
 
+class WatchError(UserError):
+    """Raised when there is no run to watch, or no more."""
+
+    exit_code = 2
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the runs at or below a folder that have been started, by name.
+
+    Raises:
+        WatchError: there is none.
+    """
+    if not folder.is_dir():
+        raise WatchError(f"{folder}: no such folder: give the directory of a run, or a folder of runs")
+    below = runs_below(folder, DEPTH, follow_links=False)
+    if found := [path for path in below if (path / LOCK_FILE).exists()]:
+        return found
+    raise WatchError(f"{folder} holds no run (a folder with {CONFIG_FILE} and {LOG_FILE} that `embodyrl run` made)")
+
+
 def watch(folder: Path, *, once: bool) -> int:
     """Show a run, or all runs below a folder, until they have ended or Ctrl-C; returns the exit code.
 
@@ -54,14 +79,16 @@ def watch(folder: Path, *, once: bool) -> int:
         folder: of a run or of several.
         once: show it a single time.
     """
-    runs = find_runs(folder)
-    watchers = [RunWatcher(path) for path in runs]
-    console = Console()
+    paths = find_runs(folder)
+    runs, console = [RunRecord(path) for path in paths], Console()
 
     def look() -> tuple[RenderableType, bool]:
-        views = [watcher.look() for watcher in watchers]
-        drawn = draw(views[0], console.width) if runs == [folder] else draw_all(views, folder, console.width)
-        return drawn, all(view.status in ENDED for view in views)
+        runs[:] = [run.again() for run in runs]
+        for path in paths:
+            if not (path / CONFIG_FILE).is_file():
+                raise WatchError(f"{path} has no {CONFIG_FILE} any more: it was removed")
+        drawn = draw(runs[0], console.width) if paths == [folder] else draw_all(runs, folder, console.width)
+        return drawn, all(run.status in ENDED for run in runs)
 
     if once or not sys.stdout.isatty():
         console.print(look()[0], soft_wrap=True)  # the terminal breaks long commands, which can be copied so
@@ -87,19 +114,20 @@ def follow(look: Callable[[], tuple[RenderableType, bool]], console: Console) ->
 # ---- one run
 
 
-def draw(view: RunView, width: int) -> Group:
+def draw(run: RunRecord, width: int) -> Group:
     """Return a run on a terminal of so many columns."""
-    parts: list[Text] = _progress(view)
-    if evaluation := view.evaluation:
-        parts.append(_row("evaluation", _evaluated(evaluation)))
-    parts += [_row(title, curve(values, width - 40)) for title, values in _curves(view)]
-    if speed := _speed(view):
+    parts: list[Text] = _progress(run)
+    if run.final is not None:
+        parts.append(_row("evaluation", _evaluated(run.final)))
+    parts += [_row(title, curve(values, width - 40)) for title, values in _curves(run)]
+    if speed := _speed(run):
         parts.append(_row("speed", speed))
-    if (memory := view.memory()) is not None:
+    if (memory := memory_of(run.process)) is not None:
         size, count = memory
         parts.append(_row("memory", f"{size / 2**30:.1f} GiB in {counted(count, 'process')}"))
-    parts += [Text(fold(f"  {line[11:19]}   {line[21:]}", width), "yellow") for line in view.notes[-SHOWN_NOTES:]]
-    if newest := view.training[-SHOWN_ROWS:]:
+    notes = [line for line in run.log if line[TIMED:].startswith(WORTH_SEEING)]
+    parts += [Text(fold(f"  {line[11:19]}   {line[TIMED:]}", width), "yellow") for line in notes[-SHOWN_NOTES:]]
+    if newest := run.training[-SHOWN_ROWS:]:
         columns = (FIRST, *columns_for(newest[-1]), LAST[0])
         filled = [{key: value for key, value in row.items() if value is not None} for row in newest]
         cells = [
@@ -108,8 +136,8 @@ def draw(view: RunView, width: int) -> Group:
         parts += [Text(""), table(cells, columns, width)]
     # The path is not folded, so that it can be copied whole, with its spaces, too.
     return Group(
-        _fitted(_title(view), width),
-        Text(without_controls(f"  {view.path}")),
+        _fitted(_title(run), width),
+        Text(without_controls(f"  {run.path}")),
         *(_fitted(part, width) for part in parts),
     )
 
@@ -121,33 +149,33 @@ def _fitted(text: Text, width: int) -> Text:
     return text
 
 
-def _title(view: RunView) -> Text:
+def _title(run: RunRecord) -> Text:
     said = {
-        Status.running: "running" if view.pid is None else f"running (process {view.pid})",
+        Status.running: f"running (process {run.process})" if run.process else "running",
         Status.died: "died: no process here works on it, and none said that it ended",
         Status.not_started: "not started: no results, and no process works on it",
     }
-    what = said.get(view.status, view.status.value)
-    return Text.assemble((view.name, "bold"), "  ", (what, COLORS[view.status]))
+    what = said.get(run.status, run.status.value)
+    return Text.assemble((without_controls(run.name), "bold"), "  ", (what, COLORS[run.status]))
 
 
-def _progress(view: RunView) -> list[Text]:
+def _progress(run: RunRecord) -> list[Text]:
     rows = []
-    if view.iterations is not None and view.status is not Status.not_started:
-        share = min(view.iteration / max(view.iterations, 1), 1.0)
+    if run.iterations is not None and run.status is not Status.not_started:
+        share = min(run.last_iteration / max(run.iterations, 1), 1.0)
         bar = "━" * round(20 * share)
-        spent = sum((row["time/iteration"] or 0.0) + (row.get("time/eval") or 0.0) for row in view.training)
-        left = "" if view.left_s is None else f", {duration(view.left_s)} left"
-        text = f"{view.iteration:,} of {view.iterations:,}  {bar}{'─' * (20 - len(bar))}  {duration(spent)}{left}"
+        left = "" if run.left_s is None else f", {duration(run.left_s)} left"
+        spent = duration(seconds_of(run.training))
+        text = f"{run.last_iteration:,} of {run.iterations:,}  {bar}{'─' * (20 - len(bar))}  {spent}{left}"
         rows.append(_row("iteration", text))
-    if view.status in (Status.failed, Status.stopped):
-        rows.append(_row("because", view.reason))
-    if view.status in (Status.died, Status.failed, Status.stopped) and published(view.path):
-        rows.append(_row("next", shell_command("resume", view.path)))
-    quiet = view.silent_s is not None and view.silent_s >= QUIET_S
-    if view.status is Status.running and quiet:
-        rows.append(_row("quiet", f"nothing was written for {duration(view.silent_s or 0.0)}"))
-    if view.status is Status.running and not view.rows:
+    if run.status in (Status.failed, Status.stopped):
+        rows.append(_row("because", run.reason))
+    if run.status in (Status.died, Status.failed, Status.stopped) and published(run.path):
+        rows.append(_row("next", shell_command("resume", run.path)))
+    quiet = run.silent_s is not None and run.silent_s >= QUIET_S
+    if run.status is Status.running and quiet:
+        rows.append(_row("quiet", f"nothing was written for {duration(run.silent_s or 0.0)}"))
+    if run.status is Status.running and not run.rows:
         rows.append(_row("starting", "no results yet"))
     return rows
 
@@ -156,22 +184,19 @@ def _row(title: str, text: str) -> Text:
     return Text(without_controls(f"  {title:<12}{text}"))
 
 
-def _evaluated(row: dict[str, Any]) -> str:
-    low, high = row.get("eval/success_low"), row.get("eval/success_high")
-    interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
-    mean = row.get("eval/return")
-    reward = "" if mean is None else f"  return {mean:.2f}"
-    episodes = row.get("eval/episodes") or 0.0
-    return f"success {_rate(row)}{interval}{reward}  {counted(int(episodes), 'episode')}, iteration {row['iteration']}"
+def _evaluated(final: EvaluationRecord) -> str:
+    interval = "" if final.interval is None else " [{:.2f}, {:.2f}]".format(*final.interval)
+    episodes = counted(int(final.metrics["eval/episodes"]), "episode")
+    mean = final.metrics["eval/return"]
+    return f"success {_rate(final)}{interval}  return {mean:.2f}  {episodes}, iteration {final.iteration}"
 
 
-def _rate(row: dict[str, Any]) -> str:
-    rate = row.get("eval/success_once")
-    return "-" if rate is None else f"{rate:.2f}"
+def _rate(final: EvaluationRecord) -> str:
+    return "-" if final.success is None else f"{final.success:.2f}"
 
 
-def _curves(view: RunView) -> list[tuple[str, list[float]]]:
-    found = [(title, [row[key] for row in view.rows if row.get(key) is not None]) for title, key in CURVES]
+def _curves(run: RunRecord) -> list[tuple[str, list[float]]]:
+    found = [(title, [row[key] for row in run.rows if row.get(key) is not None]) for title, key in CURVES]
     return [(title, values) for title, values in found if len(values) > 1]
 
 
@@ -191,8 +216,8 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if 0.01 <= abs(value) < 1e5 or value == 0 else f"{value:.1e}"
 
 
-def _speed(view: RunView) -> str:
-    newest = view.training[-SHOWN_ROWS:]
+def _speed(run: RunRecord) -> str:
+    newest = run.training[-SHOWN_ROWS:]
     rates = [rate for row in newest if (rate := row.get("time/env_steps_per_s"))]
     if not rates:
         return ""
@@ -200,19 +225,39 @@ def _speed(view: RunView) -> str:
     return f"{sum(rates) / len(rates):,.0f} env steps per second, {total:,.0f} in all"
 
 
+def memory_of(process: int | None) -> tuple[int, int] | None:
+    """Return the memory of a process and those that it started [bytes] and their number; None if they are not here.
+    Memory that they share counts once for each."""
+    if not process:
+        return None
+    try:
+        first = psutil.Process(process)
+        sizes = [_size(each) for each in (first, *first.children(recursive=True))]
+    except psutil.Error:
+        return None
+    return sum(sizes), len(sizes)
+
+
+def _size(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:  # it has just ended
+        return 0
+
+
 # ---- several runs
 
 
-def draw_all(views: Sequence[RunView], folder: Path, width: int) -> Group:
+def draw_all(runs: Sequence[RunRecord], folder: Path, width: int) -> Group:
     """Return a line for each of several runs."""
     lines = []
-    for view in views:
-        name = without_controls(str(view.path.relative_to(folder))) if view.path != folder else view.name
-        of = "" if view.iterations is None else f"/{view.iterations}"
-        left = "" if view.left_s is None else f"  {duration(view.left_s)} left"
-        curves = dict(reversed(_curves(view)))
-        success = "" if view.evaluation is None else f"  success {_rate(view.evaluation)}"
-        lines.append((name, view.status, f"{view.iteration}{of}{success}{left}", curves.get("return")))
+    for run in runs:
+        name = without_controls(str(run.path.relative_to(folder)) if run.path != folder else run.name)
+        of = "" if run.iterations is None else f"/{run.iterations}"
+        left = "" if run.left_s is None else f"  {duration(run.left_s)} left"
+        curves = dict(reversed(_curves(run)))
+        success = "" if run.final is None else f"  success {_rate(run.final)}"
+        lines.append((name, run.status, f"{run.last_iteration}{of}{success}{left}", curves.get("return")))
     longest = max(len(name) for name, *_ in lines)
     drawn = []
     for name, status, text, values in lines:

@@ -155,11 +155,18 @@ def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
 
 
-def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, by full name, for instance `run.name`."""
+def flat(section: Mapping[str, Any], prefix: str = "", *, into_lists: bool = False) -> dict[str, Any]:
+    """Return nested mappings as one, by full name, for instance `run.name`; with `into_lists` also mappings in lists,
+    for instance `parts[0].seed`."""
     found: dict[str, Any] = {}
     for key, value in section.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            found |= flat(value, f"{name}.", into_lists=into_lists)
+        elif into_lists and isinstance(value, list) and any(isinstance(each, dict) for each in value):
+            found |= flat({f"{name}[{number}]": each for number, each in enumerate(value)}, into_lists=True)
+        else:
+            found[name] = value
     return found
 
 

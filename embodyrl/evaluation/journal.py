@@ -14,11 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from embodyrl.config.build import flat
 from embodyrl.evaluation.protocols import ProtocolError
 from embodyrl.files import write_whole
 from embodyrl.hub import is_hub_name
 from embodyrl.runner.checkpoint import MANIFEST, POLICY, Manifest, digest
 from embodyrl.runner.rundir import RunDir
+from embodyrl.runs.metrics import read_json_lines
 from embodyrl.version import __version__
 
 if TYPE_CHECKING:  # imports torch
@@ -151,41 +153,27 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the whole lines of episodes.jsonl; an episode whose line is damaged is played again."""
     from embodyrl.runner.evaluation import EpisodeRecord
 
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+    for row in read_json_lines(path):
         try:
-            row = json.loads(line)
             EpisodeRecord(**row["record"])
             yield {name: row[name] for name in ("evaluation", "part", "number", "record")} | {
                 "seconds": float(row["seconds"])
             }
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             continue
 
 
 def _refuse_others(folder: Path, found: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Refuse to continue with anything that would give other episodes."""
-    before, now = (dict(_flat({name: given.get(name) for name in facts})) for given in (found, facts))
+    before, now = (flat({name: given.get(name) for name in facts}, into_lists=True) for given in (found, facts))
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if changed:
-        told = [f"{name}: {_written(before.get(name))} there, {_written(now.get(name))} now" for name in changed]
-        rest = f" and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
+        texts = [f"{name}: {_written(before.get(name))} there, {_written(now.get(name))} now" for name in changed]
+        rest = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
         raise JournalError(
             f"{folder / ASKED_FILE} is of another evaluation, so its episodes cannot be kept: "
-            f"{'; '.join(told[:SHOWN])}{rest}. Restore what was there, or name another folder"
+            f"{'; '.join(texts[:SHOWN])}{rest}. Restore what was there, or name another folder"
         )
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the single values of nested mappings and lists, by names such as `evaluations[0].weights`. Lists of single
-    values stay whole."""
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield from _flat(child, f"{name}.{key}" if name else key)
-    elif isinstance(value, list) and any(isinstance(child, dict) for child in value):
-        for number, child in enumerate(value):
-            yield from _flat(child, f"{name}[{number}]")
-    else:
-        yield name, value
 
 
 def _written(value: Any) -> str:

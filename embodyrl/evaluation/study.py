@@ -7,14 +7,14 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.config import ConfigError, LoadedConfig, to_plain
-from embodyrl.config.build import differences
+from embodyrl.config.build import differences, flat
 from embodyrl.config.issues import COMMAND_LINE, Location, dotted
 from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config
@@ -24,8 +24,9 @@ from embodyrl.evaluation.protocols import OWN, Protocol, ProtocolError, as_overr
 from embodyrl.evaluation.results import FILE, Comparison, Differing, Row, table
 from embodyrl.registry import SIMULATORS, SupportedModel, load_target
 from embodyrl.runner.build import build_acting, open_simulators, settings_of_torch_kept
-from embodyrl.screen import counted
-from embodyrl.tracking.sinks import METRICS_FILE, read_rows
+from embodyrl.runs import METRICS_FILE
+from embodyrl.runs.metrics import read_rows
+from embodyrl.screen import counted, rounded
 
 if TYPE_CHECKING:  # these import torch
     from embodyrl.engine.hybrid import HybridEngine
@@ -214,11 +215,11 @@ def beside(first: Plan, load: Load, overrides: Sequence[str], policy: str, proto
         raise ProtocolError(
             f"{first.policy} plays {first.base.env.name} and {policy} plays {name}: compare policies of one simulator"
         )
-    has = _flat(config.config)
+    has, own = flat(to_plain(config.config)), flat(to_plain(first.base))
     given = {text.partition("=")[0] for text in overrides}
     shared = {
         key: value
-        for key, value in _flat(first.base).items()
+        for key, value in own.items()
         if key in SHARED and key in has and key not in given and has[key] != value
     }
 
@@ -228,17 +229,6 @@ def beside(first: Plan, load: Load, overrides: Sequence[str], policy: str, proto
 
     second = plan(load_alike, overrides, policy, protocol, label=policy)
     return dataclasses.replace(second, alike={key: (has[key], value) for key, value in shared.items()})
-
-
-def _flat(config: Config) -> dict[str, Any]:
-    """Return the single settings of a config by their full names, and lists as a whole."""
-    found: dict[str, Any] = {}
-    for section, content in to_plain(config).items():
-        if isinstance(content, dict):
-            found |= {f"{section}.{key}": value for key, value in content.items()}
-        else:
-            found[section] = content
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------------- announcing
@@ -309,11 +299,8 @@ def _remarks(plan: Plan, protocol: Protocol) -> list[str]:
 def expected_seconds(plans: Sequence[Plan], checkpoint: Path) -> float | None:
     """Return roughly how long evaluations take if every episode lasts as long as it may, by the speed of the run that
     saved the checkpoint (`<run>/checkpoints/<iteration>`); None if it kept no times."""
-    metrics = checkpoint.parent.parent / METRICS_FILE
-    if not metrics.is_file():
-        return None
     speeds: list[float] = []
-    for row in read_rows(metrics)[0]:
+    for row in read_rows(checkpoint.parent.parent / METRICS_FILE)[0]:
         busy = sum(row.get(phase) or 0.0 for phase in PHASES)
         if row.get("env/steps") and busy:
             speeds.append(busy / row["env/steps"])
@@ -348,7 +335,7 @@ def play_in(
     engine: HybridEngine,
     config: Config,
     episodes: Sequence[EpisodeSpec],
-    told: Callable[[int, EpisodeRecord], None] | None = None,
+    on_episode: Callable[[int, EpisodeRecord], None] | None = None,
     video: TileRecorder | None = None,
 ) -> Evaluation:
     """Play episodes in simulators that run.
@@ -358,17 +345,17 @@ def play_in(
         engine: the policy.
         config: says whether actions are drawn, and how chunks are averaged.
         episodes: to play.
-        told: hears of each episode as soon as it ended, with its number among `episodes`.
+        on_episode: called with each episode as soon as it ended, with its number among `episodes`.
         video: records the first episodes.
     """
     from embodyrl.runner.evaluation import evaluate, evaluation_noise
 
     noise = evaluation_noise(config, engine)
-    return evaluate(manager, engine, episodes, video, noise, config.eval.ensemble, told)
+    return evaluate(manager, engine, episodes, video, noise, config.eval.ensemble, on_episode)
 
 
 @dataclass(kw_only=True)
-class Playing:
+class EvaluationRun:
     """An evaluation in progress; its row has the episodes that ended so far.
 
     Args:
@@ -473,29 +460,15 @@ def kept_settings(loaded: LoadedConfig) -> dict[str, Any]:
     return {name: plain[name] for name in KEPT}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a study is asked for."""
-
-    overrides: tuple[str, ...] = ()
-    protocols: tuple[str, ...] = (OWN,)
-    video: Path | None = None
-    """Video of the episodes that differ between two policies."""
-    out: Path | None = None
-    """Folder for results.json and the episodes as they end."""
-    goes_on: bool = False
-    """Keep the episodes that `out` holds, if it holds any, and play the others."""
-    has_config: bool = False
-    """The policies' config was given in Python."""
-
-
 class Study:
     """Evaluations that are planned together, so that a fault of the last is found before the first begins.
 
     Args:
-        asked: what is asked for.
-        policy: place of the weights, and what loads their config.
-        other: the same of a second policy, or None.
+        command: what is to be evaluated, and how.
+        load: loads the config of the policy.
+        load_other: loads that of the second policy, if there is one.
+        out: folder for results.json and the episodes as they end; None: nothing is kept.
+        goes_on: keep the episodes that `out` holds, if it holds any, and play the others.
         say: prints a text for people.
 
     Raises:
@@ -503,21 +476,29 @@ class Study:
     """
 
     def __init__(
-        self, asked: Asked, policy: tuple[str, Load], other: tuple[str, Load] | None, say: Callable[[str], None]
+        self,
+        command: Command,
+        load: Load,
+        load_other: Load | None,
+        out: Path | None,
+        *,
+        goes_on: bool,
+        say: Callable[[str], None],
     ) -> None:
-        self._asked, self._say = asked, say
-        _check(asked, has_other=other is not None)
-        place, load = policy
-        self._plans = [plan(load, asked.overrides, place, name) for name in asked.protocols]
-        if other is not None:
+        self._command, self._out, self._say = command, out, say
+        _check(command)
+        if out is not None:
+            _check_folder(out, goes_on=goes_on)
+        overrides, protocols = command.overrides, command.protocols
+        self._plans = [plan(load, overrides, command.policy, name) for name in protocols]
+        if command.other is not None and load_other is not None:
             self._plans = [
                 each
-                for first, name in zip(self._plans, asked.protocols, strict=True)
-                for each in _pair(first, beside(first, other[1], asked.overrides, other[0], name))
+                for first, name in zip(self._plans, protocols, strict=True)
+                for each in _pair(first, beside(first, load_other, overrides, command.other, name))
             ]
-        if len(asked.protocols) == 1:
+        if len(protocols) == 1:
             self._plans = [dataclasses.replace(each, table="") for each in self._plans]
-        self._compares_policies = other is not None
 
     def run(self) -> Comparison:
         """Play everything; returns what came of it. An interruption says what there is, and writes it, first.
@@ -526,10 +507,11 @@ class Study:
             JournalError: what an earlier process kept is of another evaluation.
             RunDirError: another process plays it.
         """
-        with self._journal() as journal:
+        out = self._out
+        with nullcontext() if out is None else Journal(out, self._command, _facts(self._plans)) as journal:
             self._announce()
             rows: list[Row] = []
-            playing: Playing | None = None
+            playing: EvaluationRun | None = None
             try:
                 for number, each in enumerate(self._plans):
                     same = next(
@@ -541,7 +523,7 @@ class Study:
                             dataclasses.replace(same, label=each.label, protocol=each.protocol, table=each.table)
                         )
                         continue
-                    playing = Playing(plan=each, number=number, journal=journal)
+                    playing = EvaluationRun(plan=each, number=number, journal=journal)
                     self._say(self._beginning(playing))
                     rows.append(playing.run())
                     playing = None
@@ -553,30 +535,13 @@ class Study:
             self._show(found)
             return found
 
-    def _journal(self) -> AbstractContextManager[Journal | None]:
-        """Open the folder that keeps the episodes, if one is wanted."""
-        asked = self._asked
-        if asked.out is None:
-            return nullcontext()
-        places = [each.policy for each in self._plans]
-        command = Command(
-            policy=places[0],
-            other=places[1] if self._compares_policies else None,
-            overrides=list(asked.overrides),
-            protocols=list(asked.protocols),
-            video=None if asked.video is None else str(asked.video),
-            has_config=asked.has_config,
-            directory=str(Path.cwd()),
-        )
-        return Journal(asked.out, command, _facts(self._plans))
-
-    def _beginning(self, playing: Playing) -> str:
+    def _beginning(self, playing: EvaluationRun) -> str:
         kept = f": {playing.taken_over} of {playing.plan.episodes} episodes were played" if playing.taken_over else ""
         return f"playing {playing.plan.name} ({playing.number + 1} of {len(self._plans)}){kept}"
 
     def _pairs(self) -> list[tuple[Plan, Plan]]:
         """Return the evaluations of two policies under the same protocol."""
-        return list(zip(self._plans[::2], self._plans[1::2], strict=True)) if self._compares_policies else []
+        return list(zip(self._plans[::2], self._plans[1::2], strict=True)) if self._command.other else []
 
     def _announce(self) -> None:
         for each in self._plans:
@@ -586,30 +551,30 @@ class Study:
                 self._say(f"note: they still differ in {', '.join(left)}")
         seconds = expected_seconds(self._plans, Path(self._plans[0].policy))
         if seconds is not None:
-            self._say(f"at most about {readable(seconds)}, by the speed of the run that trained it")
+            self._say(f"at most about {rounded(seconds)}, by the speed of the run that trained it")
 
     def _give_up(self, rows: Sequence[Row]) -> None:
         """Say and write what an interrupted study has."""
         if rows:
             self._say(f"interrupted; what there is:\n{Comparison(rows=tuple(rows)).text()}")
             self._write(rows)
-        if self._asked.out is not None:
-            self._say(f"next: {shell_command('resume', self._asked.out)}")
+        if self._out is not None:
+            self._say(f"next: {shell_command('resume', self._out)}")
 
     def _write(self, rows: Sequence[Row]) -> Path | None:
         missing = len(rows) < len(self._plans)
         found = Comparison(rows=tuple(rows), complete=not missing)
-        return None if self._asked.out is None else found.write(self._asked.out)
+        return None if self._out is None else found.write(self._out)
 
     def _show(self, found: Comparison) -> None:
         self._say(found.text())
-        if self._compares_policies:
+        if self._command.other:
             for table in found.tables():
                 title = f"{table.rows[0].table}: " if table.rows[0].table else ""
                 self._say(title + found.differing_text(table.rows[1]))
-        if self._asked.video is not None:
-            self._record(found, self._asked.video)
-        if self._asked.out is not None:
+        if self._command.video is not None:
+            self._record(found, Path(self._command.video))
+        if self._out is not None:
             self._say(f"written to {self._write(found.rows)}")
 
     def _record(self, found: Comparison, video: Path) -> None:
@@ -622,24 +587,22 @@ class Study:
         self._say(f"recorded {len(chosen)} of the episodes that differ: {video}")
 
 
-def _check(asked: Asked, *, has_other: bool) -> None:
+def _check(command: Command) -> None:
     """Refuse what cannot be played before anything is loaded."""
-    repeated = [name for name in asked.protocols if asked.protocols.count(name) > 1]
+    repeated = [name for name in command.protocols if command.protocols.count(name) > 1]
     if repeated:
         raise ProtocolError(f"protocol {repeated[0]!r} is named twice")
-    if not asked.protocols:
+    if not command.protocols:
         raise ProtocolError(f"no protocol: name one, or {OWN!r} for the checkpoint's own settings")
-    if asked.video is not None and len(asked.protocols) > 1 and has_other:
+    if command.video is not None and len(command.protocols) > 1 and command.other is not None:
         raise ProtocolError("a video shows two policies under one protocol: name one, or leave out the video")
-    if asked.video is not None and not has_other:
+    if command.video is not None and command.other is None:
         raise ProtocolError("a video of protocols shows nothing new: give it without --protocol, or with --compare")
-    if asked.video is not None and any(text.replace(" ", "") == "eval.sample=true" for text in asked.overrides):
+    if command.video is not None and any(text.replace(" ", "") == "eval.sample=true" for text in command.overrides):
         raise ProtocolError(
             "a video of the episodes that differ plays them again, and with sampled actions they would end otherwise: "
             "leave out the video or --sample"
         )
-    if asked.out is not None:
-        _check_folder(asked.out, goes_on=asked.goes_on)
 
 
 def _check_folder(out: Path, *, goes_on: bool) -> None:
@@ -710,10 +673,3 @@ def record_side_by_side(plans: Sequence[Plan], episodes: Sequence[Differing], vi
                     tiles = stack.enter_context(TiledVideo(video, titles, fps=fps, columns=len(plans)))
                 recorder = TileRecorder(manager, tiles, [len(plans) * row + column for row in rows])
                 play_in(manager, engine, part.config, specs, video=recorder)
-
-
-def readable(seconds: float) -> str:
-    """Return a time in words: `40 s`, `12 min`, `3.5 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from embodyrl.algorithms.options import ClassifierRewardConfig
 from embodyrl.config import LoadedConfig, to_plain
+from embodyrl.config.build import flat
 from embodyrl.config.schema import Config, EngineConfig, ModelConfig, Observe, Precision
 from embodyrl.data.experts import Demonstrator
 from embodyrl.envs import SimulatorSpec
@@ -30,11 +31,11 @@ from embodyrl.placement.transport.line import Address
 from embodyrl.registry import SINKS
 from embodyrl.rollout.interventions import expert_of, shown_to_policy
 from embodyrl.runner.checkpoint import POLICY, TRAINER, Found
-from embodyrl.runner.rundir import WORKER_LOGS, RunDir
+from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.stopping import end_program
+from embodyrl.runs import GRAPH_FILE, WORKER_LOGS
 from embodyrl.screen import say
 from embodyrl.tracking import Sink, SinkContext
-from embodyrl.tracking.report import GRAPH_FILE
 
 if TYPE_CHECKING:
     from embodyrl.data.batches import Demonstrations
@@ -473,14 +474,6 @@ def open_replay(config: Config, manager: Offers, engine: HybridEngine, folder: P
     )
 
 
-def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by their full names."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
-
-
 @contextmanager
 def open_sinks(loaded: LoadedConfig, directory: RunDir, start_iteration: int, host: Host) -> Iterator[Sequence[Sink]]:
     """Open the sinks that the config names, and close them; the console only if the host shows progress."""
@@ -496,7 +489,7 @@ def open_sinks(loaded: LoadedConfig, directory: RunDir, start_iteration: int, ho
         iterations=config.run.iterations,
         start_iteration=start_iteration,
         name=loaded.written.run.name,
-        settings=flattened(to_plain(loaded.written)),
+        settings=flat(to_plain(loaded.written)),
         service=config.tracking.service,
         warn=warn,
     )

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -20,24 +19,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embodyrl.config.plugins import ORIGIN_FILE
 from embodyrl.errors import UserError
 from embodyrl.files import entries_in, files_in, is_file, is_inside, replacing
+from embodyrl.runs import BEST, CHECKPOINTS, CONFIG_FILE, LAST, published
 from embodyrl.screen import say
 from embodyrl.version import __version__
 
 FORMAT = 3
 """Incremented with every change after which an older version could not read, or would misread, a checkpoint."""
 MANIFEST = "manifest.json"
-CHECKPOINTS = "checkpoints"
-LAST, BEST = "last", "best"
-"""Links to the newest checkpoint, and to the one with the best evaluation."""
 POLICY, TRAINER = "policy", "trainer"
 """Folders of a checkpoint: weights in the model's public layout, and everything else that a run needs to continue."""
 REPLAY = f"{TRAINER}/replay"
 """Folder of past decisions."""
 MOST_SHARED = 10
 """Most checkpoints that have a file in common where all are kept."""
-_NAME = re.compile(r"(\d{6,})(?:-\d+)?")
 
 Needs = Callable[[str], bool]
 """Whether a file of a checkpoint, given by its path in it, is read. Damage of the others is only reported."""
@@ -50,7 +47,7 @@ def everything(name: str) -> bool:
 
 def to_act(name: str) -> bool:
     """Need config and policy, as whoever only acts does."""
-    return name.partition("/")[0] in ("config.yaml", "origin.json", POLICY)
+    return name.partition("/")[0] in (CONFIG_FILE, ORIGIN_FILE, POLICY)
 
 
 def to_verify(name: str) -> bool:
@@ -148,7 +145,7 @@ def find(path: Path, needs: Needs = everything) -> Found:
         path = _of_newest_run(path)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist: give a run directory, or one of its {CHECKPOINTS}/ folders")
-    is_run = (path / CHECKPOINTS).is_dir() or (path / "config.yaml").is_file()
+    is_run = (path / CHECKPOINTS).is_dir() or (path / CONFIG_FILE).is_file()
     place = path.resolve()
     if is_run and not (place / MANIFEST).exists():
         return _find_in_run(path, needs)
@@ -216,14 +213,6 @@ def _find_in_run(run_dir: Path, needs: Needs) -> Found:
         f"no checkpoint of {run_dir} is whole. {'. '.join(faults)}: put back what this run saved there, or start a new "
         "one"
     )
-
-
-def published(run_dir: Path) -> list[tuple[int, Path]]:
-    """Return iteration and folder of every checkpoint of a run, the newest last, without verifying them."""
-    folder = run_dir / CHECKPOINTS
-    places = folder.iterdir() if folder.is_dir() else ()
-    numbered = [(match, place) for place in places if (match := _NAME.fullmatch(place.name)) and place.is_dir()]
-    return sorted((int(match[1]), place) for match, place in numbered)
 
 
 def verify(place: Path) -> Manifest:

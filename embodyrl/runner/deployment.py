@@ -24,7 +24,7 @@ from embodyrl.placement.transport.line import Address, LineError, LineLost, Line
 from embodyrl.placement.transport.segment import MemoryGone
 from embodyrl.rollout.interventions import expert_of
 from embodyrl.runner.build import as_simulated
-from embodyrl.runner.rundir import WORKER_LOGS
+from embodyrl.runs import WORKER_LOGS
 
 NOTICED_S = 20.0
 """Longest time from an error that a lost machine has caused to the news of the loss [s]: Ray hears of a closed

@@ -250,16 +250,16 @@ def evaluate(
     video: TileRecorder | None = None,
     noise: Sequence[torch.Generator] | None = None,
     ensemble: float | None = None,
-    told: Callable[[int, EpisodeRecord], None] | None = None,
+    on_episode: Callable[[int, EpisodeRecord], None] | None = None,
 ) -> Evaluation:
-    """Play `episodes` in this process alone and return the result; see `play_share`. `told` hears of each episode as
-    soon as it ended, with its number among `episodes`."""
+    """Play `episodes` in this process alone and return the result; see `play_share`. `on_episode` is called with
+    each episode as soon as it ended, with its number among `episodes`."""
     start = time.perf_counter()
     recorded = 0 if video is None else video.count
 
     def tell(finished: FinishedEpisode) -> None:
-        if told is not None:
-            told(finished.number, record_of(finished, episodes[finished.number]))
+        if on_episode is not None:
+            on_episode(finished.number, record_of(finished, episodes[finished.number]))
 
     finished = play_share(manager, engine, episodes, recorded, video, noise, ensemble, tell)
     seconds = time.perf_counter() - start
@@ -274,7 +274,7 @@ def play_share(
     video: TileRecorder | None = None,
     noise: Sequence[torch.Generator] | None = None,
     ensemble: float | None = None,
-    told: Callable[[FinishedEpisode], None] = lambda finished: None,
+    on_episode: Callable[[FinishedEpisode], None] = lambda finished: None,
 ) -> list[FinishedEpisode]:
     """Play those of `episodes` that the blocks of this process are dealt. A slot that finishes begins the next episode;
     slots without an episode left are neither stepped nor inferred. An episode that is lost with its simulator is played
@@ -291,7 +291,7 @@ def play_share(
         video: records them, in the process that has the first block.
         noise: random streams of the actions of each block.
         ensemble: `eval.ensemble`.
-        told: hears of each episode as soon as it ended.
+        on_episode: called with each episode as soon as it ended.
     """
     dealt = share_of_episodes(len(episodes), recorded, engine.blocks)
     choose = _Choice(engine, manager, noise, ensemble)
@@ -305,7 +305,7 @@ def play_share(
 
         def hear(ended: FinishedEpisode) -> None:
             progress.advance()
-            told(ended)
+            on_episode(ended)
 
         # Recorded episodes are stepped one action at a time with an image each; the others at full speed afterwards.
         if video is not None:
@@ -331,7 +331,7 @@ def _play(
     episodes: Sequence[EpisodeSpec],
     dealt: Mapping[int, Sequence[int]],
     step: Step,
-    told: Callable[[FinishedEpisode], None],
+    on_episode: Callable[[FinishedEpisode], None],
 ) -> list[FinishedEpisode]:
     """Play the episodes with these numbers, by block."""
     size, clock = choose.block_size, choose.engine.clock
@@ -359,7 +359,7 @@ def _play(
             result = step(slots, playing[slots], actions, following)
         ended = [replace(each, number=int(playing[each.slot])) for each in tracker.update(slots, result)]
         for each in ended:
-            told(each)
+            on_episode(each)
         finished += ended
         for slot in slots[result.lost]:
             lost[slot // size].append(int(playing[slot]))
@@ -370,7 +370,7 @@ def _play(
         for slot in slots[over & running]:
             playing[slot] = waiting[slot].popleft()
         slots, observation = slots[running], result.observation.take(running)
-    return finished + _play(manager, choose, episodes, lost, step, told)
+    return finished + _play(manager, choose, episodes, lost, step, on_episode)
 
 
 class _Choice:

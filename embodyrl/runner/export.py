@@ -30,7 +30,7 @@ from embodyrl.models.saved import (
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.checkpoint import POLICY, Manifest, digest
 from embodyrl.runner.reproduction import LOCK_FILE, digest_of
-from embodyrl.runner.rundir import CONFIG_FILE
+from embodyrl.runs import CONFIG_FILE
 from embodyrl.version import __version__
 
 CARD_FILE = "README.md"

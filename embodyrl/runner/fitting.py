@@ -76,14 +76,14 @@ def fit(loaded: LoadedConfig, place: RankInfo, run_dir: Path) -> Fitted:
     return fit_into(loaded, place, limits, lambda more: read_config(run_dir, more, SOURCES, trust=True).config)
 
 
-def told(loaded: LoadedConfig) -> list[Any]:
+def choices_of(loaded: LoadedConfig) -> list[Any]:
     """Return the choices of the first rank for the others, as JSON."""
     engine = loaded.config.engine
     return [engine.parallel.backend, engine.gradient_checkpointing]
 
 
 def follow_choices(loaded: LoadedConfig, choices: Sequence[Any]) -> LoadedConfig:
-    """Return the config with the choices that the first rank has `told`: all must have the same."""
+    """Return the config with the choices that the first rank has sent, see `choices_of`: all must have the same."""
     backend, checkpointing = choices
     return loaded.choosing({BACKEND: ParallelBackend(backend), CHECKPOINTING: checkpointing})
 

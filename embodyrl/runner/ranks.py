@@ -32,7 +32,8 @@ from embodyrl.runner.build import PROGRAM, Host, open_runner
 from embodyrl.runner.checkpoint import Found
 from embodyrl.runner.deployment import LOOPBACK, Deployment, ProcessAddress
 from embodyrl.runner.fitting import follow_choices
-from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, RunDir, read_config
+from embodyrl.runner.rundir import SOURCES, RunDir, read_config
+from embodyrl.runs import CONFIG_FILE
 
 if TYPE_CHECKING:
     from embodyrl.engine.parallel import Ranks

@@ -19,25 +19,31 @@ from embodyrl.config.values import escape
 from embodyrl.errors import RunError, UserError, near_match, shell_command
 from embodyrl.files import entries_in, is_file, why_no_place, write_whole
 from embodyrl.models.saved import BROUGHT, stands_alone
-from embodyrl.runner.checkpoint import CHECKPOINTS, LAST, MANIFEST, POLICY
-from embodyrl.tracking.report import EVALUATIONS, GRAPH_FILE, VIDEOS
-from embodyrl.tracking.sinks import METRICS_FILE
+from embodyrl.runner.checkpoint import MANIFEST, POLICY
+from embodyrl.runs import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    CONSOLE_FILE,
+    EVALUATIONS,
+    GRAPH_FILE,
+    LAST,
+    LOCK_FILE,
+    LOG_FILE,
+    METRICS_FILE,
+    TENSORBOARD,
+    VIDEOS,
+    WORKER_LOGS,
+)
 
-CONFIG_FILE = "config.yaml"
-LOCK_FILE = ".lock"
-LOG_FILE = "run.log"
 MEETING_FILE = ".ranks"
 """File through which ranks found each other, in runs of earlier versions."""
-CONSOLE_FILE = "console.log"
-"""What a run of a sweep shows, where another one has its screen."""
-WORKER_LOGS = "workers"
 NO_RESULTS = b"no results yet\n"
 """Contents of the lock file until the first row of metrics."""
 OF_A_START = (
     *(LOCK_FILE, CONFIG_FILE, ORIGIN_FILE, LOG_FILE, CONSOLE_FILE, GRAPH_FILE, METRICS_FILE),
     *(
         f"{WORKER_LOGS}/*.log",
-        "tensorboard/events.out.*",
+        f"{TENSORBOARD}/events.out.*",
         "tracking/*",
         f"{EVALUATIONS}/*.jsonl",
         f"{VIDEOS}/*.mp4",

@@ -43,12 +43,13 @@ from embodyrl.runner.state import (
     check_alike,
 )
 from embodyrl.runner.stopping import Stopper, end_program
-from embodyrl.runner.watching import settings_of
+from embodyrl.runs import REPORT_FILE, SUMMARY_FILE, VIDEOS, episodes_file
+from embodyrl.runs.record import RunRecord
 from embodyrl.screen import counted, task
 from embodyrl.tracking import Sink
 from embodyrl.tracking.clock import Phase, divide_waiting
 from embodyrl.tracking.machine import machine_facts, memory_mib
-from embodyrl.tracking.report import EVALUATIONS, REPORT_FILE, SUMMARY_FILE, VIDEOS, write_report
+from embodyrl.tracking.report import write_report
 from embodyrl.version import __version__
 
 if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
@@ -265,10 +266,10 @@ class Runner:
     def _keep_episodes(self, result: Evaluation) -> None:
         """Write the episodes of an evaluation into the run directory."""
         if self.ranks.is_first:
-            folder = self.run_dir / EVALUATIONS
-            folder.mkdir(exist_ok=True)
+            path = episodes_file(self.run_dir, self.progress.iteration)
+            path.parent.mkdir(exist_ok=True)
             lines = [json.dumps(dataclasses.asdict(each)) + "\n" for each in result.records]
-            write_whole(folder / f"{self.progress.iteration:06d}.jsonl", "".join(lines))
+            write_whole(path, "".join(lines))
 
     def _beside_baseline(self, result: Evaluation) -> dict[str, float]:
         """Show the success of what the run began with beside that of what it has learned; returns it as a metric."""
@@ -489,7 +490,7 @@ class Runner:
                     "warning: continuing with an empty replay: the policy acts, and learns again once there are "
                     f"algorithm.off_policy.replay.start_after = {self.replay.start_after:,} decisions"
                 )
-        self._tell_of_schedules(settings_of(folder.parent)[1])
+        self._tell_of_schedules(RunRecord(folder.parent).iterations)
         self._seen_before = seen_before(folder.parent, self.config)
         changed = "; ".join(changes(state.counters.get("simulator", {}), self._versions))
         if changed:

@@ -31,12 +31,11 @@ from embodyrl.planning.choices import is_large
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.alone import learn_alone, written_by
 from embodyrl.runner.build import PROGRAM, Host, open_runner
-from embodyrl.runner.checkpoint import DamageError, Found, Manifest, all_but_replay, find, published
+from embodyrl.runner.checkpoint import DamageError, Found, Manifest, all_but_replay, find
 from embodyrl.runner.deployment import Deployment, deployed, lending
-from embodyrl.runner.fitting import fit, refuse_without_cuda, told
+from embodyrl.runner.fitting import choices_of, fit, refuse_without_cuda
 from embodyrl.runner.ranks import follow, leading
 from embodyrl.runner.rundir import (
-    LOG_FILE,
     SOURCES,
     RunDir,
     RunDirLostError,
@@ -47,9 +46,9 @@ from embodyrl.runner.rundir import (
 )
 from embodyrl.runner.stopping import Interrupted, ending_without_reader
 from embodyrl.runner.workers import RolloutWorkers
+from embodyrl.runs import LOG_FILE, REPORT_FILE, TENSORBOARD, published
+from embodyrl.runs.record import RunRecord, sorted_evaluations
 from embodyrl.screen import counted, say
-from embodyrl.tracking.report import REPORT_FILE, SummaryError, read_summary
-from embodyrl.tracking.sinks import TENSORBOARD
 from embodyrl.version import __version__
 
 RESUMABLE = (
@@ -141,7 +140,7 @@ def go_on(
                 f"run.iterations = {loaded.config.run.iterations}, but {run_dir} has done {manifest.iteration}: "
                 "give a larger number"
             )
-        if is_over(manifest, loaded.config) and _has_summary(run_dir):
+        if is_over(manifest, loaded.config) and RunRecord(run_dir).summary is not None:
             show(directory, f"{run_dir} is done. For more: {shell_command('resume', run_dir)} run.iterations=N", host)
             return Ending(run_dir=run_dir)
         write_config(run_dir, loaded)  # changed settings stay changed at the next resume
@@ -251,7 +250,7 @@ def _train_on(
         for line in fitted.lines:
             show(directory, line, host)
         if ranks is not None:
-            ranks.broadcast_from_rank0(told(fitted.loaded))
+            ranks.broadcast_from_rank0(choices_of(fitted.loaded))
         with open_runner(
             fitted.loaded,
             directory,
@@ -312,15 +311,6 @@ def show(directory: RunDir, text: str, host: Host) -> None:
     directory.note(without_controls(text))
 
 
-def _has_summary(run_dir: Path) -> bool:
-    """Return whether the run has left its summary, undamaged."""
-    try:
-        read_summary(run_dir)
-    except SummaryError:
-        return False
-    return True
-
-
 def is_over(manifest: Manifest, config: Config) -> bool:
     """Return whether a run has nothing left to do: it has done all iterations or is good enough, and was evaluated."""
     success, target = manifest.metrics.get("eval/success_once"), config.run.stop_at_success
@@ -350,8 +340,7 @@ def refuse_another_run(saved: Config, wanted: Config) -> None:
 
 def closing_lines(summary: dict[str, Any], run_dir: Path) -> str:
     """Return the last lines on the screen: the result, and commands for the next step."""
-    evaluations = summary["evaluations"]
-    found = [evaluations[key].get("eval/success_once") for key in sorted(evaluations, key=int)]
+    found = [metrics.get("eval/success_once") for _, metrics in sorted_evaluations(summary)]
     rates = ["-" if rate is None else f"{rate:.2f}" for rate in found]
     if len(rates) > SHOWN_RATES:
         rates = [*rates[:1], "...", *rates[1 - SHOWN_RATES :]]

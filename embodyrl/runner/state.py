@@ -31,8 +31,6 @@ from embodyrl.rollout.batch import TrajectoryBatch, leaves
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.replay import ReplayState
 from embodyrl.runner.checkpoint import (
-    CHECKPOINTS,
-    LAST,
     POLICY,
     REPLAY,
     TRAINER,
@@ -44,6 +42,7 @@ from embodyrl.runner.checkpoint import (
 )
 from embodyrl.runner.reproduction import LOCK_FILE, Lock, weights_of, without_record
 from embodyrl.runner.rundir import write_config
+from embodyrl.runs import CHECKPOINTS, LAST
 
 COUNTERS = "counters.json"
 ENGINE = "engine"

@@ -18,10 +18,10 @@ from embodyrl.config.issues import KeyPath
 from embodyrl.errors import UserError, shell_command
 from embodyrl.files import write_whole
 from embodyrl.models.judging import CLASSIFIER
-from embodyrl.runner.checkpoint import published
-from embodyrl.runner.rundir import CONFIG_FILE, RunDir, is_free, make_numbered, near_path, write_config
+from embodyrl.runner.rundir import RunDir, is_free, make_numbered, near_path, write_config
+from embodyrl.runs import CONFIG_FILE, published
+from embodyrl.runs.record import RunRecord
 from embodyrl.sweeps.axes import Point
-from embodyrl.tracking.report import SummaryError, read_summary
 from embodyrl.version import __version__
 
 SWEEP_FILE = "sweep.json"
@@ -170,12 +170,9 @@ def state_of(run_dir: Path) -> State:
     """Return the state of a run that no process is working on."""
     if not (run_dir / CONFIG_FILE).is_file() or is_free(run_dir):  # a run that finds somebody's own files says so
         return State.missing
-    try:
-        if read_summary(run_dir).get("stopped_by") is None:
-            return State.finished
-    except SummaryError:
-        if (run_dir / CLASSIFIER).is_dir():
-            return State.finished
+    summary = RunRecord(run_dir).summary
+    if (run_dir / CLASSIFIER).is_dir() if summary is None else summary.get("stopped_by") is None:
+        return State.finished
     return State.interrupted if published(run_dir) else State.unsaved
 
 

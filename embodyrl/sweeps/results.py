@@ -14,11 +14,11 @@ from typing import Any
 from rich.table import Table
 
 from embodyrl.files import write_whole
+from embodyrl.runs.record import RunRecord, sorted_evaluations
 from embodyrl.sweeps.axes import SEED, Point
 from embodyrl.sweeps.folder import Plan, State, state_of
 from embodyrl.sweeps.progress import short_names
 from embodyrl.tracking.intervals import mean_interval, rate_interval
-from embodyrl.tracking.report import SummaryError, read_summary, sorted_evaluations
 
 RUNS_FILE = "runs.csv"
 SETTINGS_FILE = "settings.csv"
@@ -57,7 +57,7 @@ class SettingResult:
     metrics: Mapping[str, Sequence[float]]
     """For each of `METRICS` the values of the finished runs."""
     episodes: Sequence[int]
-    """Episodes behind each of these values."""
+    """Episodes behind each value of success."""
 
     def row(self) -> dict[str, Any]:
         """Return it as columns: for each metric the mean and its 95 % interval."""
@@ -108,19 +108,16 @@ def read_results(path: Path, plan: Plan) -> Results:
 
 
 def _read_run(run_dir: Path, point: Point) -> RunResult:
-    try:
-        summary = read_summary(run_dir)
-    except SummaryError:
-        summary = {}
-    evaluations = sorted_evaluations(summary) if summary else []
-    return RunResult(point, state_of(run_dir), summary, evaluations[-1][1] if evaluations else {})
+    summary = RunRecord(run_dir).summary
+    evaluations = sorted_evaluations(summary)
+    return RunResult(point, state_of(run_dir), summary or {}, evaluations[-1][1] if evaluations else {})
 
 
 def _over_seeds(runs: Sequence[RunResult]) -> SettingResult:
     finished = [run for run in runs if run.state is State.finished]
     evaluations = [run.evaluation for run in finished if run.evaluation]
-    metrics = {key: [evaluation[key] for evaluation in evaluations] for key in METRICS}
-    episodes = [round(evaluation["eval/episodes"]) for evaluation in evaluations]
+    metrics = {key: [each[key] for each in evaluations if key in each] for key in METRICS}  # success may be unknown
+    episodes = [round(each["eval/episodes"]) for each in evaluations if SUCCESS in each]
     values = {key: value for key, value in runs[0].point.values.items() if key != SEED}
     return SettingResult(values, len(runs), len(finished), metrics, episodes)
 

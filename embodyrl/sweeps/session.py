@@ -16,11 +16,12 @@ from embodyrl.errors import UserError, shell_command
 from embodyrl.placement.plan import Inventory, inventory
 from embodyrl.placement.ranks import is_launched
 from embodyrl.runner.build import PROGRAM, Host
-from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, RunDir, read_config
+from embodyrl.runner.rundir import SOURCES, RunDir, read_config
 from embodyrl.runner.session import held, show
+from embodyrl.runs import CONFIG_FILE, REPORT_FILE
+from embodyrl.runs.record import read_run
 from embodyrl.screen import counted
 from embodyrl.sweeps.axes import Loader, Point, Seeds, load_all, points_of, split_words, together, with_seeds
-from embodyrl.sweeps.conductor import Conductor, Task
 from embodyrl.sweeps.folder import (
     Needs,
     Plan,
@@ -35,12 +36,12 @@ from embodyrl.sweeps.folder import (
     write_plan,
     write_start,
 )
-from embodyrl.sweeps.progress import Line, Screen, short_names
+from embodyrl.sweeps.progress import Screen, Task, short_names
 from embodyrl.sweeps.results import Results, read_results, remarks, results_table, write_results
+from embodyrl.sweeps.runner import SweepRunner
 from embodyrl.sweeps.sharing import free_memory, is_elsewhere, most_at_once, plan_elsewhere, shares_of
 from embodyrl.terminal import Console
-from embodyrl.tracking.report.record import read_run
-from embodyrl.tracking.report.summary import REPORT_FILE, needs_packages
+from embodyrl.tracking.report import needs_packages
 
 THREADS: KeyPath = ("engine", "threads")
 Speak = Callable[[str], None]
@@ -60,7 +61,7 @@ class SweepEnding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class SweepOptions:
     """How a sweep is to be carried on."""
 
     at_once: int | None = None
@@ -72,7 +73,12 @@ class Wish:
 
 
 def start(
-    load: Loader, words: Sequence[str], *, seeds: Seeds = None, wish: Wish | None = None, host: Host = PROGRAM
+    load: Loader,
+    words: Sequence[str],
+    *,
+    seeds: Seeds = None,
+    options: SweepOptions | None = None,
+    host: Host = PROGRAM,
 ) -> SweepEnding:
     """Run every combination of the settings that have several values.
 
@@ -80,7 +86,7 @@ def start(
         load: loads the config with overrides.
         words: overrides; some may have several values.
         seeds: see `Seeds`.
-        wish: see `Wish`.
+        options: see `SweepOptions`.
         host: whether progress is shown.
 
     Raises:
@@ -89,7 +95,7 @@ def start(
     """
     if is_launched(os.environ):
         raise SweepError("torchrun starts the ranks of one run: start a sweep without it, and set world_size instead")
-    wish = wish or Wish()
+    options = options or SweepOptions()
     plain, axes = split_words(words)
     if seeds is None and not axes:
         raise SweepError("nothing has several values: give seeds, or a setting as in 'algorithm.gamma=0.9,0.99'")
@@ -98,17 +104,19 @@ def start(
     first = loaded[0]
     path = make_folder(first)
     with held(RunDir(path), is_sweep) as directory:
-        plan = Plan(source=first.source, name=first.config.run.name, words=plain, points=points, at_once=wish.at_once)
+        plan = Plan(
+            source=first.source, name=first.config.run.name, words=plain, points=points, at_once=options.at_once
+        )
         for point, each in zip(points, loaded, strict=True):
             write_start(path, point, each, {})
         write_plan(path, plan)
         show(directory, f"sweep of {counted(len(points), 'run')}   ({first.source})", host)
         # What is read back has been imported from the config already, so where nothing can be signed it is trusted.
         own = bool(code_of_its_own(first.config)) and not can_sign()
-        return _carry_on(path, plan, with_changes(wish, trust=wish.trust or own), directory, host)
+        return _carry_on(path, plan, with_changes(options, trust=options.trust or own), directory, host)
 
 
-def go_on(path: Path, wish: Wish | None = None, host: Host = PROGRAM) -> SweepEnding:
+def go_on(path: Path, options: SweepOptions | None = None, host: Host = PROGRAM) -> SweepEnding:
     """Continue a sweep: finished runs are kept, interrupted ones continue from their checkpoints, others start.
 
     Raises:
@@ -118,37 +126,39 @@ def go_on(path: Path, wish: Wish | None = None, host: Host = PROGRAM) -> SweepEn
     plan = read_plan(path)
     with held(RunDir(path), is_sweep) as directory:
         show(directory, f"sweep of {counted(len(plan.points), 'run')}   ({plan.source})", host)
-        return _carry_on(path, plan, wish or Wish(), directory, host)
+        return _carry_on(path, plan, options or SweepOptions(), directory, host)
 
 
-def _carry_on(path: Path, plan: Plan, wish: Wish, directory: RunDir, host: Host) -> SweepEnding:
+def _carry_on(path: Path, plan: Plan, options: SweepOptions, directory: RunDir, host: Host) -> SweepEnding:
     def say(text: str) -> None:
         show(directory, text, host)
 
     states = {point.name: state_of(path / point.name) for point in plan.points}
-    todo = [point for point in plan.points if wish.overrides or states[point.name] is not State.finished]
+    todo = [point for point in plan.points if options.overrides or states[point.name] is not State.finished]
     say(f"  {'output':<11}{path}/  ({len(plan.points) - len(todo)} finished, {len(todo)} to do)")
     tasks: list[Task] = []
     stopped_by = None
     if todo:
-        configs = _configs(path, todo, states, wish)
+        configs = _configs(path, todo, states, options)
         if plan.needs is None:
-            plan, configs = _measured(path, plan, todo, configs, wish, say)
-        tasks = _tasks(path, todo, states, configs, wish, say)
+            plan, configs = _measured(path, plan, todo, configs, options, say)
+        tasks = _tasks(path, todo, states, configs, options, say)
         machine = inventory()
-        number, why = _at_once(plan, wish, configs, machine)
+        number, why = _at_once(plan, options, configs, machine)
         say(f"  {'at once':<11}{counted(number, 'run')} ({why})")
-        screen = Screen([task.line for task in tasks], shown=host.progress, note=directory.note)
-        conductor = Conductor(tasks, shares_of(machine, number, plan.needs or Needs()), screen, host.leave)
+        screen = Screen(tasks, shown=host.progress, note=directory.note)
+        runner = SweepRunner(tasks, shares_of(machine, number, plan.needs or Needs()), screen, host.leave)
         try:
-            conductor.run()
+            runner.run()
         finally:
             screen.close()
-        stopped_by = conductor.stopped_by
+        stopped_by = runner.stopped_by
     return _end(path, plan, tasks, stopped_by, directory, host)
 
 
-def _configs(path: Path, todo: Sequence[Point], states: Mapping[str, State], wish: Wish) -> list[LoadedConfig]:
+def _configs(
+    path: Path, todo: Sequence[Point], states: Mapping[str, State], options: SweepOptions
+) -> list[LoadedConfig]:
     """Read the config of every run that is to be started or continued; a sweep may have been moved.
 
     Raises:
@@ -157,8 +167,8 @@ def _configs(path: Path, todo: Sequence[Point], states: Mapping[str, State], wis
 
     def read(point: Point) -> LoadedConfig:
         if states[point.name] in (State.interrupted, State.finished):
-            return read_config(path / point.name, wish.overrides, SOURCES, trust=wish.trust)
-        loaded = read_config(start_of(path, point), wish.overrides, trust=wish.trust)
+            return read_config(path / point.name, options.overrides, SOURCES, trust=options.trust)
+        loaded = read_config(start_of(path, point), options.overrides, trust=options.trust)
         run_dir = path / point.name
         if Path(str(loaded.config.run.dir)).absolute() != run_dir.absolute():
             loaded = write_start(path, point, loaded, {})
@@ -168,19 +178,24 @@ def _configs(path: Path, todo: Sequence[Point], states: Mapping[str, State], wis
 
 
 def _measured(
-    path: Path, plan: Plan, todo: Sequence[Point], configs: list[LoadedConfig], wish: Wish, say: Speak
+    path: Path, plan: Plan, todo: Sequence[Point], configs: list[LoadedConfig], options: SweepOptions, say: Speak
 ) -> tuple[Plan, list[LoadedConfig]]:
     """Find what the runs need, and settle how many threads each has, if numbers depend on it: that must not change
     with the number of runs beside it."""
     cores = inventory().cores
-    if len(todo) == 1 or wish.at_once == 1 or is_elsewhere(configs[0].config) or (cores == 1 and not wish.at_once):
+    if (
+        len(todo) == 1
+        or options.at_once == 1
+        or is_elsewhere(configs[0].config)
+        or (cores == 1 and not options.at_once)
+    ):
         needs = Needs()
     else:
         say(f"  {'planning':<11}what a run needs, a few seconds ...")
         settings = {point.setting: start_of(path, point) for point in todo}
-        needs = plan_elsewhere(list(settings.values()), trust=wish.trust)
+        needs = plan_elsewhere(list(settings.values()), trust=options.trust)
     plan = with_changes(plan, needs=needs)
-    number, _ = _at_once(plan, wish, configs, inventory())
+    number, _ = _at_once(plan, options, configs, inventory())
     if needs.threads > 1 and number > 1:
         plan = with_changes(plan, threads=max(1, cores // number))
         say(f"  {'threads':<11}{plan.threads} in every run: its numbers depend on them")
@@ -192,9 +207,9 @@ def _measured(
     return plan, configs
 
 
-def _at_once(plan: Plan, wish: Wish, configs: Sequence[LoadedConfig], machine: Inventory) -> tuple[int, str]:
+def _at_once(plan: Plan, options: SweepOptions, configs: Sequence[LoadedConfig], machine: Inventory) -> tuple[int, str]:
     """Return how many runs there are at once, and why."""
-    asked = wish.at_once or plan.at_once
+    asked = options.at_once or plan.at_once
     if asked is not None:
         return min(asked, len(configs)), "as asked"
     if is_elsewhere(configs[0].config):
@@ -207,7 +222,7 @@ def _tasks(
     todo: Sequence[Point],
     states: Mapping[str, State],
     configs: Sequence[LoadedConfig],
-    wish: Wish,
+    options: SweepOptions,
     say: Speak,
 ) -> list[Task]:
     """Return what is to be done, in the order of the sweep."""
@@ -218,11 +233,11 @@ def _tasks(
         if state is State.unsaved:
             say(f"  {name} had saved nothing to resume from and starts again; what it left: {set_aside(path, run_dir)}")
         if state in (State.interrupted, State.finished):
-            words = ["resume", str(run_dir)]
+            arguments = ["resume", str(run_dir)]
         else:
-            words = ["run", str(start_of(path, point) / CONFIG_FILE)]
-        words += [*wish.overrides, *(["--trust"] if wish.trust else [])]
-        tasks.append(Task(words, run_dir, Line(name, run_dir, loaded.config.run.iterations)))
+            arguments = ["run", str(start_of(path, point) / CONFIG_FILE)]
+        arguments += [*options.overrides, *(["--trust"] if options.trust else [])]
+        tasks.append(Task(name, arguments, run_dir, loaded.config.run.iterations))
     return tasks
 
 
@@ -238,10 +253,10 @@ def _end(
         console.print(results_table(results))
     for line in remarks(results):
         show(directory, line, host)
-    failed = [task for task in tasks if task.reason and (stopped_by is None or task.line.state == "failed")]
-    reasons = [f"{task.line.name}: {task.reason}; log: {task.log}" for task in failed]
+    failed = [task for task in tasks if task.reason and (stopped_by is None or task.state == "failed")]
+    reasons = [f"{task.name}: {task.reason}; log: {task.log}" for task in failed]
     for task, reason in zip(failed, reasons, strict=True):
-        show(directory, f"{task.line.state}: {reason}", host)
+        show(directory, f"{task.state}: {reason}", host)
     finished = sum(run.state is State.finished for run in results.runs)
     show(directory, f"{finished} of {counted(len(results.runs), 'run')} finished; results: {path}/", host)
     try:

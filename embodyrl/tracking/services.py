@@ -25,13 +25,14 @@ from typing import Any, ClassVar
 
 from embodyrl.errors import RemediedError, without_controls
 from embodyrl.files import write_whole
+from embodyrl.runs import CONFIG_FILE, REPORT_FILE, SUMMARY_FILE, VIDEOS
 from embodyrl.tracking.sinks import SinkContext
 
 FOLDER = "tracking"
 """Folder of a run for what its services keep there."""
 ID_FILE = "id.json"
 """Which run of the service this run is, so that a resume continues with it."""
-ARTIFACTS = ("config.yaml", "report.html", "summary.json", "videos/*.mp4")
+ARTIFACTS = (CONFIG_FILE, REPORT_FILE, SUMMARY_FILE, f"{VIDEOS}/*.mp4")
 """Files of a run that its services get at the end."""
 PROBES = dict.fromkeys(("hardware", "runtime", "requirements", "git", "monitor"), False)
 """What swanlab would else find out about the machine."""

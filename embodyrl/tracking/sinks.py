@@ -9,13 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from embodyrl.config.renames import newest_metric
 from embodyrl.config.schema import ServiceConfig
 from embodyrl.files import write_whole
-
-METRICS_FILE = "metrics.jsonl"
-TENSORBOARD = "tensorboard"
-"""Folder of the event files."""
+from embodyrl.runs import METRICS_FILE, TENSORBOARD
+from embodyrl.runs.metrics import read_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,37 +73,6 @@ class JsonlSink:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows of a metrics.jsonl, and the number of invalid lines, cut short by a kill or damaged."""
-    return rows_in(path.read_text(errors="replace"))
-
-
-def rows_in(text: str) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows in a text, see `read_rows`."""
-    lines = text.splitlines()
-    rows = [row for line in lines if (row := read_row(line)) is not None]
-    return rows, len(lines) - len(rows)
-
-
-def read_row(line: str) -> dict[str, Any] | None:
-    """Return the row in a line that `JsonlSink` wrote, metrics by their present names; None for any other line."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict) or type(row.get("iteration")) is not int:
-        return None
-    if not all(value is None or _is_number(value) for value in row.values()):
-        return None
-    return {newest_metric(name): value for name, value in row.items()}
-
-
-def _is_number(value: object) -> bool:
-    if type(value) is int:
-        return abs(value) < 1 << 63
-    return isinstance(value, float) and math.isfinite(value)
 
 
 LAYOUT = {

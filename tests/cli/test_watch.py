@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import time
@@ -17,10 +16,10 @@ import programs
 import pytest
 from rich.console import Console
 
-from embodyrl.cli.watch import curve, draw, draw_all, watch
+from embodyrl.cli.watch import WatchError, curve, draw, draw_all, find_runs, watch
 from embodyrl.errors import has_controls, without_controls
 from embodyrl.runner.rundir import RunDir
-from embodyrl.runner.watching import RunView, RunWatcher, Status, WatchError, find_runs, lock_holder
+from embodyrl.runs.record import RunRecord, Status, lock_holder
 
 CONFIG = """
 defaults: [env: gym/cartpole, model: mlp, algorithm: ppo, _self_]
@@ -33,20 +32,20 @@ tracking: {sinks: [jsonl], report: false}
 """
 
 
-def text_of(view: RunView, width: int = 80) -> str:
+def text_of(view: RunRecord, width: int = 80) -> str:
     paper = Console(file=io.StringIO(), width=width, color_system=None)
     paper.print(draw(view, width), soft_wrap=True)
     return paper.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def until(watcher: RunWatcher, what: str, deadline_s: float = 240.0) -> RunView:
+def until(run: RunRecord, what: str, deadline_s: float = 240.0) -> RunRecord:
     """Look until the view says something; fails after the deadline."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
-        if watcher.path.joinpath("config.yaml").exists() and re.search(what, text_of(view := watcher.look())):
+        if run.path.joinpath("config.yaml").exists() and re.search(what, text_of(view := run.again())):
             return view
         time.sleep(0.1)
-    raise AssertionError(f"never saw {what!r}: {text_of(watcher.look())}")
+    raise AssertionError(f"never saw {what!r}: {text_of(run.again())}")
 
 
 def test_a_run_is_watched_while_it_goes_on_is_killed_and_is_over(
@@ -54,12 +53,12 @@ def test_a_run_is_watched_while_it_goes_on_is_killed_and_is_over(
 ) -> None:
     config, folder = tmp_path / "my.yaml", tmp_path / "runs" / "one"
     config.write_text(CONFIG)
-    watcher = RunWatcher(folder)
+    watched = RunRecord(folder)
     words = ["-m", "embodyrl", "run", config, f"run.dir={folder}"]
     process = programs.Program(words, stdout=subprocess.DEVNULL)
     try:
-        view = until(watcher, r"iteration +([5-9]|[1-9][\d,]+) of 100,000 .* left")
-        assert view.status is Status.running and view.pid == process.pid
+        view = until(watched, r"iteration +([5-9]|[1-9][\d,]+) of 100,000 .* left")
+        assert view.status is Status.running and view.process == process.pid
         shown = text_of(view)
         assert "held out" in shown and re.search(r"memory +[\d.]+ GiB in \d+ processes", shown)
         assert re.search(r"evaluation +success [\d.]+ \[[\d.]+, [\d.]+\]", shown)
@@ -67,26 +66,26 @@ def test_a_run_is_watched_while_it_goes_on_is_killed_and_is_over(
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    shown = text_of(until(watcher, "died: no process here works on it"))
+    shown = text_of(until(watched, "died: no process here works on it"))
     assert f"  next        embodyrl resume {shlex.quote(str(folder))}\n" in shown
 
-    reached = watcher.look().iteration
+    reached = watched.again().last_iteration
     assert programs.run(["-m", "embodyrl", "resume", folder, f"run.iterations={reached + 2}"]).returncode == 0
-    ended = watcher.look()
-    assert ended.status is Status.done and ended.iteration == ended.iterations
+    ended = watched.again()
+    assert ended.status is Status.done and ended.last_iteration == ended.iterations
     assert [row["iteration"] for row in ended.rows] == sorted({row["iteration"] for row in ended.rows})
 
     assert watch(tmp_path, once=True) == 0
     assert re.search(r"runs/one +done +\d+/\d+  success", capsys.readouterr().out)
 
 
-def run_folder(folder: Path, log: str) -> RunView:
+def run_folder(folder: Path, log: str) -> RunRecord:
     folder.mkdir()
     (folder / "config.yaml").write_text("run: {name: made, iterations: 5}\n")
     (folder / ".lock").touch()
     if log:
         (folder / "run.log").write_text("".join(f"2026-01-31 12:00:00  {line}\n" for line in log.split("\n")))
-    return RunWatcher(folder).look()
+    return RunRecord(folder)
 
 
 def test_what_has_not_started_has_failed_or_hangs_says_so(tmp_path: Path) -> None:
@@ -104,12 +103,12 @@ def test_what_has_not_started_has_failed_or_hangs_says_so(tmp_path: Path) -> Non
         (held.path / "config.yaml").write_text("run: {name: hangs, iterations: 5}\n")
         (held.path / "metrics.jsonl").write_text(json.dumps({"iteration": 1, "time/iteration": 1.0}) + '\n{"iterat')
         os.utime(held.path / "metrics.jsonl", (time.time() - 600.0,) * 2)
-        hangs = RunWatcher(held.path).look()
-        assert hangs.iteration == 1 and "nothing was written for 10:00" in text_of(hangs)
+        hangs = RunRecord(held.path)
+        assert hangs.last_iteration == 1 and "nothing was written for 10:00" in text_of(hangs)
     finally:
         held.close()
     assert lock_holder(held.path / ".lock") is None
-    every = [RunWatcher(path).look() for path in find_runs(tmp_path)]
+    every = [RunRecord(path) for path in find_runs(tmp_path)]
     paper = Console(file=io.StringIO(), width=60, color_system=None)
     paper.print(draw_all(every, tmp_path, 60))
     lines = paper.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -127,27 +126,10 @@ def test_a_strangers_run_gives_the_terminal_no_orders(tmp_path: Path, capsys: py
         (run / "run.log").write_text(f"{now}  warning: task {order}\n{now}  failed: {order}\n")
     watch(tmp_path / "one", once=True)
     watch(tmp_path, once=True)
-    shown = capsys.readouterr().out + text_of(RunWatcher(tmp_path / "one").look())
+    shown = capsys.readouterr().out + text_of(RunRecord(tmp_path / "one"))
     assert not [character for character in set(shown) if has_controls(character)]
     escaped = without_controls(order)
     assert all(f"{what}{escaped}" in shown for what in ("pendulum", "two", "because     ", "task "))
-
-
-def test_metrics_that_a_resume_wrote_anew_are_read_from_the_start(tmp_path: Path) -> None:
-    run_folder(tmp_path / "run", "")
-    metrics, watcher = tmp_path / "run" / "metrics.jsonl", RunWatcher(tmp_path / "run")
-    metrics.write_text("".join(json.dumps({"iteration": number}) + "\n" for number in range(1, 9)))
-    assert watcher.look().iteration == 8
-    with metrics.open("a") as file:
-        file.write('{"iteration": 9}\n{"iteration": 10')
-    assert watcher.look().iteration == 9
-    with metrics.open("a") as file:
-        file.write("}\n")
-    assert watcher.look().iteration == 10
-    shutil.copy(metrics, other := tmp_path / "other")
-    other.write_text("".join(other.read_text().splitlines(keepends=True)[:3]))
-    os.replace(other, metrics)
-    assert [row["iteration"] for row in watcher.look().rows] == [1, 2, 3]
 
 
 def test_curves_are_as_long_as_there_is_room_and_flat_ones_are_low() -> None:

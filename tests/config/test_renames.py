@@ -27,7 +27,7 @@ from embodyrl.config.renames import (
 )
 from embodyrl.config.schema import Config
 from embodyrl.registry import all_registries
-from embodyrl.tracking.sinks import read_rows
+from embodyrl.runs.metrics import read_rows
 
 DECOUPLED, GRPO, SRPO = "algorithm.loss=decoupled_ppo", "algorithm.advantage=grpo", "algorithm.reward=srpo"
 SAVED: dict[str, tuple[str, list[str], Any]] = {

@@ -77,8 +77,8 @@ def test_one_policy_under_two_protocols_plays_the_same_initial_states(
     run: Path, short: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    asked = train.Evaluated(protocols=["own", short], out=out)
-    assert train.evaluate(str(run), ["env.num_envs=2", "eval.episodes=8"], asked) == 0
+    asked = dict(protocols=["own", short], out=out)
+    assert train.evaluate(str(run), ["env.num_envs=2", "eval.episodes=8"], **asked) == 0
     printed = capsys.readouterr().out
     assert "short.yaml" in printed and re.search(r"env.max_episode_steps +60 +20\n", printed)
     assert "published for cnn, this policy is mlp" in printed and "not the same, horizon: nothing" in printed
@@ -101,8 +101,8 @@ def test_one_policy_under_two_protocols_plays_the_same_initial_states(
 def test_two_policies_play_the_same_episodes(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = run / "checkpoints" / "000001", run / "checkpoints" / "000006"
     video = tmp_path / "side by side.mp4"
-    asked = train.Evaluated(other=str(second), video=video, out=tmp_path / "out")
-    assert train.evaluate(str(first), ["eval.episodes=12"], asked) == 0
+    asked = dict(other=str(second), video=video, out=tmp_path / "out")
+    assert train.evaluate(str(first), ["eval.episodes=12"], **asked) == 0
     printed = capsys.readouterr().out
     found = results(tmp_path / "out")
     [difference] = found["differences"]
@@ -125,8 +125,8 @@ def test_two_policies_under_two_protocols_have_a_table_for_each(
     run: Path, short: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = run / "checkpoints" / "000001", run / "checkpoints" / "000006"
-    asked = train.Evaluated(protocols=["own", short], other=str(second), out=tmp_path / "out")
-    assert train.evaluate(str(first), ["eval.episodes=12"], asked) == 0
+    asked = dict(protocols=["own", short], other=str(second), out=tmp_path / "out")
+    assert train.evaluate(str(first), ["eval.episodes=12"], **asked) == 0
     printed = capsys.readouterr().out
     found = results(tmp_path / "out")
     rows = found["evaluations"]
@@ -177,15 +177,15 @@ def test_equal_settings_are_played_once(
 def stop_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupt the evaluation once so many episodes have ended."""
     heard: list[int] = []
-    original = study.Playing._hear
+    original = study.EvaluationRun._hear
 
-    def stopping(self: study.Playing, part: int, index: int, record: Any) -> None:
+    def stopping(self: study.EvaluationRun, part: int, index: int, record: Any) -> None:
         original(self, part, index, record)
         heard.append(index)
         if len(heard) == count:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(study.Playing, "_hear", stopping)
+    monkeypatch.setattr(study.EvaluationRun, "_hear", stopping)
 
 
 def without_times(found: dict[str, Any]) -> dict[str, Any]:

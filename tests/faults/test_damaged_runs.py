@@ -20,8 +20,8 @@ from embodyrl.cli.main import app
 from embodyrl.config import load_config
 from embodyrl.errors import RunError, UserError, explain
 from embodyrl.files import write_whole
-from embodyrl.tracking.report import read_summary
-from embodyrl.tracking.sinks import read_rows
+from embodyrl.runs.metrics import read_rows
+from embodyrl.runs.record import read_summary
 
 pytestmark = pytest.mark.faults
 

@@ -12,7 +12,7 @@ from embodyrl.config.schema import Config, ParallelBackend
 from embodyrl.errors import UserError
 from embodyrl.placement.ranks import RankInfo
 from embodyrl.planning.planner import Limits
-from embodyrl.runner.fitting import Fitted, fit, fit_into, follow_choices, told
+from embodyrl.runner.fitting import Fitted, choices_of, fit, fit_into, follow_choices
 
 SOURCE = "experiment/gym_pendulum"
 
@@ -50,7 +50,7 @@ def test_a_small_model_is_on_every_rank_and_recomputes_nothing(tmp_path: Any) ->
 def test_the_other_ranks_take_what_the_first_has_chosen_and_files_keep_auto() -> None:
     first = loaded([]).choosing({("engine", "parallel", "backend"): ParallelBackend.hsdp})
     first = first.choosing({("engine", "gradient_checkpointing"): True})
-    follower = follow_choices(loaded([]), told(first))
+    follower = follow_choices(loaded([]), choices_of(first))
     assert follower.config == first.config and follower.config.engine.gradient_checkpointing is True
     assert follower.config.engine.parallel.backend is ParallelBackend.hsdp
     assert follower.written == loaded([]).written == first.written

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from embodyrl.files import link_or_copy
-from embodyrl.runner.checkpoint import DamageError, Retention, VersionError, find, published, verify, writing
+from embodyrl.runner.checkpoint import DamageError, Retention, VersionError, find, verify, writing
+from embodyrl.runs import published
 
 BEST = Retention(last=2, best="eval/success_once")
 

@@ -104,7 +104,7 @@ def test_damage_to_past_decisions_costs_neither_the_policy_nor_the_run(
     for name, use in {
         "eval": lambda: train.evaluate(run.path, []),
         "export": lambda: train.export(run.path, tmp_path / "exported"),
-        "compare": lambda: train.evaluate(run.path, [], train.Evaluated(other=run.path)),
+        "compare": lambda: train.evaluate(run.path, [], other=run.path),
         "collect": lambda: checkpoint_of(run.path) != newest,
     }.items():
         assert use() == 0, name

@@ -17,10 +17,10 @@ from embodyrl.cli.watch import watch
 from embodyrl.config import load_config
 from embodyrl.errors import UserError
 from embodyrl.runner.session import closing_lines
+from embodyrl.runs.record import read_run
 from embodyrl.tracking.report import write_report
-from embodyrl.tracking.report.compare import group
+from embodyrl.tracking.report.compare import by_task, group
 from embodyrl.tracking.report.comparison import write_comparison, write_data
-from embodyrl.tracking.report.record import read_run
 
 SILENT = [*SMALL, "env.success_return=null", "env.max_episode_steps=10", "run.iterations=2", "rollout.num_chunks=12"]
 """Pendulum says nothing of success."""
@@ -84,7 +84,7 @@ def test_success_that_is_named_only_when_it_comes_has_the_same_rate_everywhere(t
     assert 0.0 < alone < 1.0
     compared = embodyrl.compare(path, path, episodes=8, trust=True).as_json()["evaluations"][0]
     assert (compared["success"], compared["episodes"]) == (alone, 8)
-    [of_task] = read_run(path).evaluations[-1].by_task()
+    [of_task] = by_task(read_run(path).evaluations[-1])
     assert (of_task.successes / of_task.trials, of_task.trials) == (alone, 8)
 
 

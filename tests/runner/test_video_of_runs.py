@@ -48,9 +48,9 @@ def test_eval_records_into_a_file_and_finds_the_same(
 ) -> None:
     run, video = cartpole(), tmp_path / "video.mp4"
     said = []
-    for asked in (train.Evaluated(), train.Evaluated(video=video)):
+    for recorded in (None, video):
         capsys.readouterr()
-        assert train.evaluate(str(run.path), ["eval.episodes=6"], asked) == 0
+        assert train.evaluate(str(run.path), ["eval.episodes=6"], video=recorded) == 0
         said.append(capsys.readouterr().out)
     assert evaluation_in(said[0]) == evaluation_in(said[1])
     assert f"recorded the first 4: {video}" in said[1].splitlines()

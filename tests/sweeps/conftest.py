@@ -12,7 +12,7 @@ from small_runs import SMALL
 from embodyrl.config import ConfigUse, load_config
 from embodyrl.runner.build import Host
 from embodyrl.sweeps import session
-from embodyrl.sweeps.session import SweepEnding, Wish
+from embodyrl.sweeps.session import SweepEnding, SweepOptions
 
 PENDULUM = "experiment/gym_pendulum"
 
@@ -31,7 +31,7 @@ def sweep(tmp_path: Path) -> Callable[..., SweepEnding]:
             load,
             [*SMALL, folder, *words],
             seeds=seeds,
-            wish=Wish(at_once=at_once),
+            options=SweepOptions(at_once=at_once),
             host=Host(progress=True),
         )
 

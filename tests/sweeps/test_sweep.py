@@ -20,8 +20,10 @@ from embodyrl.errors import shell_command
 from embodyrl.placement.plan import Inventory
 from embodyrl.runner.build import Host
 from embodyrl.sweeps import session
-from embodyrl.sweeps.folder import Needs, State, SweepError, read_plan, state_of
-from embodyrl.sweeps.session import Wish
+from embodyrl.sweeps.axes import Axis, points_of
+from embodyrl.sweeps.folder import Needs, Plan, State, SweepError, read_plan, state_of
+from embodyrl.sweeps.results import read_results
+from embodyrl.sweeps.session import SweepOptions
 from embodyrl.sweeps.sharing import most_at_once, shares_of
 
 QUIET = Host(progress=False)
@@ -88,7 +90,7 @@ def test_a_stopped_sweep_saves_all_runs_and_goes_on(sweep, tmp_path, capsys):
     moved = tmp_path / "moved"
     os.rename(path, moved)
     assert state_of(moved / "seed=2") is State.unsaved
-    ending = session.go_on(moved, Wish(overrides=[f"run.iterations={max(stopped) + 2}"]), QUIET)
+    ending = session.go_on(moved, SweepOptions(overrides=[f"run.iterations={max(stopped) + 2}"]), QUIET)
     assert ending.exit_code == 0 and not path.exists()
     for seed in (1, 2, 3):
         rows = [row["iteration"] for row in Run(moved / f"seed={seed}").metrics()]
@@ -166,6 +168,20 @@ def test_cores_are_divided_evenly():
     assert shares == [(0, 1), (2, 3, 4), (5, 6, 7)]
     assert [share.cpus for share in shares_of(machine(2), 3, Needs())] == [(), (), ()]
     assert [share.cpus for share in shares_of(machine(2), 1, Needs())] == [()]
+
+
+def test_a_sweep_whose_simulator_does_not_report_success_has_returns(tmp_path):
+    evaluation = {"eval/return": 2.0, "eval/episode_length": 5.0, "eval/episodes": 4.0}
+    points = points_of([Axis("algorithm.gamma", ("0.8", "0.9")), Axis("seed", ("1", "2"))])
+    for number, point in enumerate(points):
+        summary = {"name": "x", "iterations": 1, "env_steps": 1, "wall_s": 1.0, "env_steps_per_s": 1.0, "seed": 1}
+        summary |= {"config_hash": "", "versions": {}, "evaluations": {"1": evaluation | {"eval/return": number + 1.0}}}
+        (tmp_path / point.name).mkdir()
+        (tmp_path / point.name / "config.yaml").touch()
+        (tmp_path / point.name / "summary.json").write_text(json.dumps(summary))
+    results = read_results(tmp_path, Plan(source="x", name="x", words=[], points=points))
+    assert [setting.row()["eval/return"] for setting in results.settings] == [1.5, 3.5]
+    assert results.settings[0].row()["eval/success_once"] is None and results.best is results.settings[1]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"points": []}', "[" * 100_000, '{"points": [{"name": "../x"}]}'])

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from embodyrl.cli.main import app
 from embodyrl.errors import UserError
+from embodyrl.runs.record import find_runs, read_run
 from embodyrl.tracking.report.compare import evaluations_of, group, training_of
-from embodyrl.tracking.report.record import find_runs, read_run
 from embodyrl.tracking.report.series import CURVES
 
 
@@ -48,7 +48,7 @@ def test_iterations_that_not_all_seeds_have_are_left_out_of_the_mean(runs: Path)
     short = runs / "seed_2" / "metrics.jsonl"
     short.write_text("".join(line + "\n" for line in short.read_text().splitlines()[:3]))
     _, seeds = group([read_run(run) for run in find_runs(runs)])
-    (line,) = training_of([seeds], next(curve for curve in CURVES if "env/return" in curve.metrics))
+    (line,), _ = training_of([seeds], next(curve for curve in CURVES if "env/return" in curve.metrics))
     assert line.iterations == [1, 2] and line.x == [100.0, 200.0]
 
 

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 from reports import make_run
 
+from embodyrl.runs.record import read_run
 from embodyrl.tracking.report import write_report
 from embodyrl.tracking.report.comparison import write_comparison
-from embodyrl.tracking.report.record import read_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")

@@ -22,9 +22,9 @@ from rich.console import Console
 from embodyrl import screen
 from embodyrl.config import load_config
 from embodyrl.runner.callbacks import idleness_of
+from embodyrl.runs.metrics import read_rows
 from embodyrl.tracking import SinkContext
 from embodyrl.tracking.console import ConsoleSink
-from embodyrl.tracking.sinks import read_rows
 
 SCREENS = Path(__file__).parent / "screens"
 WIDTHS = (40, 80, 100, 140)

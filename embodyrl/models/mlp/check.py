@@ -16,6 +16,7 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.saved import DESCRIPTION_FILE, SINGLE_FILE, read_description, read_json, saved_model, weight_shapes
 from embodyrl.models.unread import refuse_other_weights
 from embodyrl.registry import SupportedModel
+from embodyrl.runs import CHECKPOINTS, LAST
 
 ACTOR = "actor."
 """Beginning of the names of weights that every such policy has."""
@@ -34,7 +35,7 @@ def check_saved(config: Config) -> Iterator[ConfigIssue]:
         yield error.issue("model.checkpoint")
         return
     if not (folder / SINGLE_FILE).is_file():
-        last = folder / "checkpoints" / "last" / "policy"
+        last = folder / CHECKPOINTS / LAST / "policy"
         yield ConfigIssue(
             "model.checkpoint",
             f"model.checkpoint = {str(folder)!r} holds no {SINGLE_FILE}",

@@ -7,10 +7,36 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from embodyrl.tracking.intervals import mean_interval, rate_interval, wilson_interval
-from embodyrl.tracking.report.record import EvaluationRecord, Rate, RunRecord
-from embodyrl.tracking.report.series import Curve, Series, evaluated, mean_of, points_of, running_mean, timed
+from embodyrl.runs.record import EvaluationRecord, RunRecord
+from embodyrl.tracking.intervals import mean_interval, outcomes, rate_interval, wilson_interval
+from embodyrl.tracking.report.series import Curve, Series, evaluated, mean_of, points_of, running_mean, timed, window_of
 from embodyrl.tracking.report.settings import experiment_of, names_apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A success rate and its 95 % interval."""
+
+    name: str
+    successes: int
+    trials: int
+
+    @property
+    def rate(self) -> float:
+        """Successes of the trials, 0 .. 1."""
+        return self.successes / self.trials
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson interval."""
+        return wilson_interval(self.successes, self.trials)
+
+
+def by_task(evaluation: EvaluationRecord) -> list[Rate]:
+    """Return the success of each task, in the order of their first episodes, where it is known."""
+    tasks = dict.fromkeys(episode["task"] for episode in evaluation.episodes)
+    solved = {task: outcomes(each["success"] for each in evaluation.episodes if each["task"] == task) for task in tasks}
+    return [Rate(name=task, successes=sum(found), trials=len(found)) for task, found in solved.items() if found]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +99,7 @@ class Experiment:
     def by_task(self) -> dict[str, Rate]:
         """Return the success of each task in the last evaluations together."""
         counts: dict[str, tuple[int, int]] = {}
-        for each in (rate for final in self.finals for rate in final.by_task()):
+        for each in (rate for final in self.finals for rate in by_task(final)):
             successes, trials = counts.get(each.name, (0, 0))
             counts[each.name] = successes + each.successes, trials + each.trials
         return {name: Rate(name=name, successes=won, trials=trials) for name, (won, trials) in counts.items()}
@@ -130,8 +156,10 @@ def evaluations_of(experiments: Sequence[Experiment], metric: str, x_key: str) -
     return found
 
 
-def training_of(experiments: Sequence[Experiment], curve: Curve, window: int = 1) -> list[Series]:
-    """Return the mean of a diagram's first metric that an experiment has, with the band of its seeds."""
+def training_of(experiments: Sequence[Experiment], curve: Curve) -> tuple[list[Series], int]:
+    """Return the mean of a diagram's first metric that an experiment has, with the band of its seeds; and over how many
+    iterations it is a running mean."""
+    window = window_of(curve, max(len(run.rows) for each in experiments for run in each.runs))
     found = []
     for each in experiments:
         for metric in curve.metrics:
@@ -140,7 +168,7 @@ def training_of(experiments: Sequence[Experiment], curve: Curve, window: int = 1
             if (series := mean_of(smooth, each.name, colour=each.colour)) is not None:
                 found.append(timed(series, [run for run in each.runs if points_of(run, metric)]))
                 break
-    return found
+    return found, window
 
 
 def _smoothed(points: Sequence[tuple[float, float, int]], window: int) -> list[tuple[float, float, int]]:

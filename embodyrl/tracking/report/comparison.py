@@ -13,6 +13,8 @@ from typing import Any
 from urllib.parse import quote
 
 from embodyrl.files import write_whole
+from embodyrl.runs import REPORT_FILE
+from embodyrl.runs.record import RunRecord
 from embodyrl.screen import counted
 from embodyrl.tracking.report.charts import chart
 from embodyrl.tracking.report.compare import (
@@ -24,9 +26,7 @@ from embodyrl.tracking.report.compare import (
     x_key_of,
 )
 from embodyrl.tracking.report.page import Charts, Figure, render
-from embodyrl.tracking.report.record import RunRecord
-from embodyrl.tracking.report.series import COLOURS, CURVES, SMOOTHED, Curve
-from embodyrl.tracking.report.summary import REPORT_FILE
+from embodyrl.tracking.report.series import COLOURS, CURVES, Curve
 
 SEED_BAND = (
     "Line: mean over seeds. Band: from the smallest to the largest seed. A single run has 95 % Wilson intervals."
@@ -87,9 +87,7 @@ def learning_of(experiments: Sequence[Experiment], charts: Charts) -> list[Figur
 def _training(
     experiments: Sequence[Experiment], curve: Curve, charts: Charts, x_label: str, title: str
 ) -> Figure | None:
-    longest = max(len(run.rows) for each in experiments for run in each.runs)
-    window = max(1, round(SMOOTHED * longest)) if curve.smooth else 1
-    series = training_of(experiments, curve, window)
+    series, window = training_of(experiments, curve)
     if not series:
         return None
     note = "" if window == 1 else f"Running means of {window} iterations."

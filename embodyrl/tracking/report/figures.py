@@ -14,7 +14,7 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from embodyrl.files import replacing
 from embodyrl.tracking.report.compare import Experiment, evaluations_of, training_of, x_key_of
-from embodyrl.tracking.report.series import COLOURS, CURVES, MARKED, SMOOTHED, Curve, Series, curves_of, short
+from embodyrl.tracking.report.series import COLOURS, CURVES, MARKED, Curve, Series, curves_of, short
 
 FORMATS = ("pdf", "png")
 SIZE = 4.6, 3.1
@@ -92,7 +92,7 @@ def write_figures(experiments: Sequence[Experiment], folder: Path) -> list[Path]
         if single:
             parts = [("", curves_of(experiments[0].runs[0], curve))]
         else:
-            parts = [("", _training(experiments, curve))]
+            parts = [("", training_of(experiments, curve)[0])]
             if curve.evaluated:
                 parts = [("_training", parts[0][1]), ("", evaluations_of(experiments, curve.evaluated, x_key))]
         for suffix, series in parts:
@@ -117,8 +117,3 @@ def file_name(curve: Curve) -> str:
     """Return a diagram's title as the name of a file, without units."""
     words = "".join(letter if letter.isalnum() else " " for letter in curve.title.partition(" [")[0].lower())
     return "_".join(words.split())
-
-
-def _training(experiments: Sequence[Experiment], curve: Curve) -> list[Series]:
-    longest = max(len(run.rows) for each in experiments for run in each.runs)
-    return training_of(experiments, curve, max(1, round(SMOOTHED * longest)) if curve.smooth else 1)

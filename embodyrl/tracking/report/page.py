@@ -15,18 +15,15 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from embodyrl.config.rules import described_tasks, known_tasks
 from embodyrl.files import write_whole
-from embodyrl.screen import counted
+from embodyrl.runs import CONFIG_FILE, GRAPH_FILE, VIDEOS
+from embodyrl.runs.metrics import Row, seconds_of
+from embodyrl.runs.record import EvaluationRecord, RunRecord
+from embodyrl.screen import counted, rounded
 from embodyrl.tracking.clock import Phase
 from embodyrl.tracking.report.charts import MOST_STACKS, PHASE_COLOURS, Item, chart, library, stacks
-from embodyrl.tracking.report.record import (
-    EvaluationRecord,
-    Row,
-    RunRecord,
-    machine_of,
-    task_descriptions_of,
-    warnings_of,
-)
+from embodyrl.tracking.report.compare import by_task
 from embodyrl.tracking.report.series import CURVES, curves_of
 from embodyrl.tracking.report.settings import changes_from_defaults
 
@@ -34,6 +31,8 @@ EMBEDDED_MIB = 8.0
 """Videos in the page itself, newest first, up to this size together; of others it has links, relative to its folder."""
 MOST_EPISODES = 200
 """Episodes in the table of failures."""
+MOST_WARNINGS = 12
+"""Warnings of run.log that are shown."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,9 @@ def page_of(run: RunRecord, place: Path) -> str:
         charts.items,
         title=run.name if run.seed is None else f"{run.name}, seed {run.seed}",
         run=run,
+        by_task=by_task,
+        config=run.text(CONFIG_FILE),
+        graph=run.text(GRAPH_FILE),
         tiles=tiles(run),
         warnings=warnings_of(run),
         figures=figures,
@@ -119,7 +121,7 @@ def render(template: str, items: Mapping[str, Item], **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "percent": percent, "seconds": seconds}
+    environment.filters |= {"number": number, "percent": percent, "seconds": rounded}
     return environment.get_template(template).render(charts=as_script(items), bokeh=Markup(library()), **values)
 
 
@@ -146,14 +148,6 @@ def percent(rate: float | None) -> str:
     return f"{shown:.0f} %" if shown in (0.0, 100.0) or 10.0 <= shown <= 90.0 else f"{shown:.1f} %"
 
 
-def seconds(value: float) -> str:
-    """Write a duration."""
-    if value < 120:
-        return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
-    minutes, hours = value / 60.0, value / 3600.0
-    return f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
-
-
 def tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     """Return the figures at the top: what, the number, and what belongs to it."""
     found: list[tuple[str, str, str]] = []
@@ -171,11 +165,35 @@ def tiles(run: RunRecord) -> list[tuple[str, str, str]]:
         found.append(("iterations", number(run.last_iteration), "no env steps"))
     if run.summary is not None:
         speed = f"{number(run.summary['env_steps_per_s'])} env steps/s" if run.env_steps else ""
-        found.append(("wall clock", seconds(run.summary["wall_s"]), speed))
-    elif run.iterations:
-        taken = sum((row.get("time/iteration") or 0.0) + (row.get("time/eval") or 0.0) for row in run.rows)
-        found.append(("so far", seconds(taken), "iterations and evaluations"))
+        found.append(("wall clock", rounded(run.summary["wall_s"]), speed))
+    elif run.last_iteration:
+        found.append(("so far", rounded(seconds_of(run.rows)), "iterations and evaluations"))
     return found
+
+
+def warnings_of(run: RunRecord) -> list[str]:
+    """Return the first warnings of run.log, each once."""
+    return list(dict.fromkeys(line for line in run.said if line.startswith("warning")))[:MOST_WARNINGS]
+
+
+def machine_of(run: RunRecord) -> dict[str, str]:
+    """Return facts about the machine: those of summary.json, and what the first screen said of it."""
+    kept = (run.summary or {}).get("machine")
+    facts = {str(name): str(value) for name, value in kept.items()} if isinstance(kept, dict) else {}
+    for row in ("machine", "placement"):
+        said = [line.strip().removeprefix(row).strip() for line in run.said if line.split()[:1] == [row]]
+        facts |= {row: said[-1]} if said else {}
+    return facts
+
+
+def task_descriptions_of(run: RunRecord) -> dict[str, str]:
+    """Return the task description of each task of the last evaluation for which the config or the simulator has one."""
+    own, simulator = run.setting("env", "task_descriptions"), run.setting("env", "name")
+    tasks = {rate.name for rate in by_task(run.final)} if run.final else set()
+    known = set(known_tasks(simulator) or ()) if isinstance(simulator, str) else set()
+    found: dict[str, str] = described_tasks(str(simulator), tasks & known) if tasks & known else {}
+    own_texts = {str(task): str(text) for task, text in own.items()} if isinstance(own, dict) else {}
+    return {task: text for task, text in (found | own_texts).items() if text != task}
 
 
 # ---- time and memory
@@ -183,7 +201,7 @@ def tiles(run: RunRecord) -> list[tuple[str, str, str]]:
 
 def stacks_of(run: RunRecord, charts: Charts) -> Figure | None:
     """Return the chart of seconds by phase, or None for a run without iterations."""
-    rows = [row for row in run.rows if "time/iteration" in row]
+    rows = run.training
     if not rows:
         return None
     size = -(-len(rows) // MOST_STACKS)
@@ -252,7 +270,7 @@ def failures_first(evaluation: EvaluationRecord | None) -> list[tuple[int, Row]]
 def videos_of(run: RunRecord, place: Path) -> list[Video]:
     """Return the videos of a run, newest first: those that fit are in the page, of others it has the address."""
     room, found = EMBEDDED_MIB * 2**20, []
-    for path in reversed(run.videos):
+    for path in sorted((run.path / VIDEOS).glob("*.mp4"), reverse=True):
         size = path.stat().st_size
         embedded = 0 < size <= room
         if embedded:

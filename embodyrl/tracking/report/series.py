@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from embodyrl.tracking.report.record import EvaluationRecord, RunRecord
+from embodyrl.runs.record import EvaluationRecord, RunRecord
 
 MARKED = 15
 """Points of a line up to which each has a mark."""
@@ -149,7 +149,7 @@ def curves_of(run: RunRecord, curve: Curve) -> list[Series]:
         single = _binned(points_of(run, metric), name, colour=len(found) % len(COLOURS))
         if single is None:
             continue
-        window = max(1, round(SMOOTHED * len(single.x))) if curve.smooth else 1
+        window = window_of(curve, len(single.x))
         recent = _binned(points_of(run, curve.recent), f"{name}, newest episodes", single.colour)
         if recent is not None:
             found += [_with(single, faint=True, name=""), recent]
@@ -161,6 +161,11 @@ def curves_of(run: RunRecord, curve: Curve) -> list[Series]:
     if curve.evaluated and (points := evaluated(run.evaluations, curve.evaluated, run.x_key)) is not None:
         found.append(points)
     return [timed(each, [run]) for each in found]
+
+
+def window_of(curve: Curve, points: int) -> int:
+    """Return the width of a diagram's running mean over so many points; 1: it has none."""
+    return max(1, round(SMOOTHED * points)) if curve.smooth else 1
 
 
 def timed(series: Series, runs: Sequence[RunRecord]) -> Series:

@@ -8,16 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from embodyrl.placement.process import describe_exit, signal_name
 from embodyrl.placement.signals import STOPPED_CODES
-from embodyrl.runner.rundir import CONSOLE_FILE, RunDir
+from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.stopping import Stopper, end_program
+from embodyrl.screen import duration
 from embodyrl.sweeps.child import command
-from embodyrl.sweeps.progress import Line, Screen, clock
+from embodyrl.sweeps.progress import Screen, Task
 from embodyrl.sweeps.sharing import Share, variables
 
 TICK_S = 0.2
@@ -28,26 +28,7 @@ LONGEST_REASON = 1000
 """Characters of a reason that are shown: room for two long paths and the remedy behind them."""
 
 
-@dataclass
-class Task:
-    """A run that is to be started or continued."""
-
-    words: list[str]
-    """Command line of `embodyrl` for it."""
-    run_dir: Path
-    line: Line
-    exit_code: int | None = None
-    """None: it was not started, or has not ended."""
-    reason: str = ""
-    """Why it failed."""
-
-    @property
-    def log(self) -> Path:
-        """File with what it shows."""
-        return self.run_dir / CONSOLE_FILE
-
-
-class Conductor:
+class SweepRunner:
     """Starts tasks in their order, one in each share of the machine at a time.
 
     Args:
@@ -91,37 +72,36 @@ class Conductor:
         try:
             process = _launch(task, share)
         except OSError as error:  # a full disk, too many processes, a file where its folder should be
-            task.exit_code, task.reason, task.line.state = 1, f"could not be started: {error}", "failed"
+            task.reason, task.state = f"could not be started: {error}", "failed"
             self._shares.append(share)
-            self._screen.say(f"{task.line.name}: {task.reason}")
+            self._screen.say(f"{task.name}: {task.reason}")
             return
         self._running[process] = (task, share)
-        task.line.started, task.line.state = time.monotonic(), "running"
-        self._screen.say(f"{task.line.name}: {'continues' if task.words[0] == 'resume' else 'started'}")
+        task.started, task.state = time.monotonic(), "running"
+        self._screen.say(f"{task.name}: {'continues' if task.arguments[0] == 'resume' else 'started'}")
 
     def _collect(self) -> None:
         for process in [each for each in self._running if each.poll() is not None]:
             task, share = self._running.pop(process)
             self._shares.append(share)
-            task.exit_code = process.returncode
-            line = task.line
-            line.reader.read()
-            line.seconds, line.started = time.monotonic() - (line.started or 0.0), None
-            if task.exit_code == 0:
-                line.state = "done"
-            elif task.exit_code in STOPPED_CODES:
-                line.state, task.reason = "stopped", f"by {signal_name(task.exit_code - 128)}"
+            task.metrics.read()
+            task.seconds, task.started = time.monotonic() - (task.started or 0.0), None
+            code = process.returncode
+            if code == 0:
+                task.state = "done"
+            elif code in STOPPED_CODES:
+                task.state, task.reason = "stopped", f"by {signal_name(code - 128)}"
             else:
-                line.state, task.reason = "failed", reason_in(task.log) or describe_exit(task.exit_code)
-            said = f" ({task.reason}; log: {task.log})" if line.state == "failed" else ""
-            self._screen.say(f"{line.name}: {line.state} after {clock(line.seconds)}{said}")
+                task.state, task.reason = "failed", reason_in(task.log) or describe_exit(code)
+            said = f" ({task.reason}; log: {task.log})" if task.state == "failed" else ""
+            self._screen.say(f"{task.name}: {task.state} after {duration(task.seconds)}{said}")
 
     def _check_signals(self) -> None:
         """Hand the first signal that asks to stop on to all runs, which then save and end."""
         if self.stopped_by is None and self._stopper.agree():
             self.stopped_by = self._stopper.exit_code - 128
             for process, (task, _) in self._running.items():
-                task.line.state = "stopping"
+                task.state = "stopping"
                 process.send_signal(self.stopped_by)
 
     def _kill(self) -> None:
@@ -147,7 +127,7 @@ def _launch(task: Task, share: Share) -> subprocess.Popen[bytes]:
     with task.log.open("ab") as log:
         # In a group of its own: Ctrl-C reaches it once, from here.
         return subprocess.Popen(
-            [sys.executable, *command(task.words, share.cpus)],
+            [sys.executable, *command(task.arguments, share.cpus)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
