@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from embodyrl.config.rlinf_files import RLinfConfig, RLinfError, is_open
-from embodyrl.config.rlinf_notes import ABSENT, DEAD, NOTES, TWINS
+from embodyrl.migrate.files import RLinfConfig, RLinfError, is_open
+from embodyrl.migrate.notes import ABSENT, DEAD, NOTES, TWINS
 from embodyrl.config.rules import known_tasks
 from embodyrl.config.schema import EvalConfig, RunConfig
 from embodyrl.registry import SINKS
