@@ -13,7 +13,8 @@ import yaml
 from embodyrl.config import ConfigUse, load_config
 from embodyrl.config.issues import ConfigError
 from embodyrl.migrate.files import RLinfError, read_rlinf
-from embodyrl.migrate.rlinf import Migration, convert
+from embodyrl.migrate.migration import Migration
+from embodyrl.migrate.rlinf import convert
 from embodyrl.migrate.text import account, to_yaml
 
 MAIN: dict[str, Any] = {
