@@ -6,7 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from embodyrl.cli.arguments import CommandLineError, check_place
+from embodyrl.cli.arguments import check_place
+from embodyrl.cli.errors import CommandLineError
 from embodyrl.config import ConfigUse, load_config
 from embodyrl.config.issues import ConfigError
 from embodyrl.config.rules import public_checkpoints

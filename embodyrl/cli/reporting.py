@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from embodyrl.cli.arguments import CommandLineError
+from embodyrl.cli.errors import CommandLineError
 from embodyrl.errors import UserError
 from embodyrl.screen import counted, say
 from embodyrl.tracking.report.compare import group

@@ -40,6 +40,7 @@ from embodyrl.engine.compute import (
     recompute_blocks,
     set_up_torch,
 )
+from embodyrl.engine.distribution import full_state_dict, parallelize
 from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.graphs import CudaGraph, Graphs
 from embodyrl.engine.large import LEARNED_FROM
@@ -71,7 +72,7 @@ from embodyrl.engine.minibatch import (
 from embodyrl.engine.offload import EngineOffload
 from embodyrl.engine.onlooker import Onlooker
 from embodyrl.engine.optimizer import Guard, NumericsError, Optimizer, explain_actions
-from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, full_state_dict, is_sharded, parallelize
+from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, is_sharded
 from embodyrl.engine.reference import reference_of
 from embodyrl.engine.soft import Minibatch
 from embodyrl.envs import Observation

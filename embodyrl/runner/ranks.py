@@ -31,10 +31,11 @@ from embodyrl.placement.plan import inventory
 from embodyrl.placement.process import EXIT_S
 from embodyrl.placement.ranks import TCP, Peers, RankInfo, use_own_gpu
 from embodyrl.placement.signals import ignore_from_now_on, leave_to_parent
-from embodyrl.runner.build import PROGRAM, Host, open_runner
+from embodyrl.runner.build import PROGRAM, Host
 from embodyrl.runner.checkpoint import Found
 from embodyrl.runner.deployment import LOOPBACK, Deployment, Post
 from embodyrl.runner.fitting import follow_choices
+from embodyrl.runner.opening import open_runner
 from embodyrl.runner.rundir import CONFIG_FILE, SOURCES, WORKER_LOGS, RunDir, read_config
 
 if TYPE_CHECKING:

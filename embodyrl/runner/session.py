@@ -31,10 +31,11 @@ from embodyrl.placement.ranks import RankInfo, is_follower, own_share, rank_info
 from embodyrl.placement.run_plan import Machine, Plan, describe_run_binding, plan_run
 from embodyrl.planning.choices import is_large
 from embodyrl.registry import ALGORITHMS, SupportedModel
-from embodyrl.runner.build import PROGRAM, Host, open_runner
+from embodyrl.runner.build import PROGRAM, Host
 from embodyrl.runner.checkpoint import DamageError, Found, Manifest, all_but_replay, find, published
 from embodyrl.runner.deployment import Deployment, deployed, lending
 from embodyrl.runner.fitting import fit, refuse_without_cuda, told
+from embodyrl.runner.opening import open_runner
 from embodyrl.runner.ranks import follow, leading
 from embodyrl.runner.rundir import (
     LOG_FILE,
