@@ -22,7 +22,7 @@ PAGES = sorted([REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPO
 NAMES = [str(path.relative_to(REPOSITORY)) for path in PAGES]
 PROGRAMS = sorted(path for folder in ("embodyrl", "examples") for path in (REPOSITORY / folder).rglob("*.py"))
 CONFIGS = sorted(path for folder in ("configs", "examples") for path in (REPOSITORY / folder).rglob("*.yaml"))
-OF_OTHERS = ("docs/comparison.md", "embodyrl/config/rlinf")
+OF_OTHERS = ("docs/comparison.md", "embodyrl/migrate/")
 """Where settings of other programs are named."""
 
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.S | re.M)

@@ -19,7 +19,7 @@ from gymnasium.wrappers.vector import ClipAction, NormalizeObservation, RecordEp
 
 import embodyrl
 from embodyrl.envs import ActionField, SimulatorSpec
-from embodyrl.runner.vector import action_space, observation_space
+from embodyrl.runner.spaces import action_space, observation_space
 
 LIMIT = 5
 SHORT = [f"env.max_episode_steps={LIMIT}"]

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from embodyrl.cli.completion import config_words
-from embodyrl.errors import UserError
+from embodyrl.cli.errors import CommandLineError
 from embodyrl.files import why_no_place
 
 Trust = Annotated[
@@ -58,12 +58,6 @@ class ImageFormat(StrEnum):
 
     image = "image"
     video = "video"
-
-
-class CommandLineError(UserError):
-    """Raised when the arguments of a command are illegal."""
-
-    exit_code = 2
 
 
 def split_arguments(words: list[str] | None) -> tuple[str | None, list[str]]:

@@ -13,7 +13,6 @@ import typer
 
 from embodyrl.cli.arguments import (
     AtOnce,
-    CommandLineError,
     ConfigArguments,
     Elsewhere,
     ImageFormat,
@@ -23,6 +22,7 @@ from embodyrl.cli.arguments import (
     split_arguments,
 )
 from embodyrl.cli.completion import option_of, override_words, sections
+from embodyrl.cli.errors import CommandLineError
 from embodyrl.cli.surroundings import check_surroundings
 from embodyrl.errors import (
     DiskFull,

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra import version
-from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
-from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.defaults_list import create_defaults_list
-from hydra.core.default_element import ResultDefault
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 
 from embodyrl.config.fields import chosen_name, component_sections
 from embodyrl.config.files import (
@@ -215,37 +212,41 @@ def _merge_in_hydras_order(
             why = "a file's list leads back to the file itself"
         place = documents[source.path].origins["defaults",].key
         return [ConfigIssue("defaults", f"defaults: {why}", "fix the list", place)]
-    for item in order:
-        package = str(item.package or "")
-        path = source.path if item.primary else find_config(source.folders, str(item.config_path))
-        assert path is not None, f"Hydra found {item.config_path}, we did not"
+    for path, package in order:
         if path not in documents:
             documents[path] = read_document(path, readable_path(path))
         settings.merge(documents[path], tuple(package.split(".")) if package else ())
     return []
 
 
-def _hydras_order(source: Source, group_overrides: Mapping[str, str]) -> list[ResultDefault]:
-    """Return the files of the defaults lists in the order in which Hydra merges them. Hydra's public `compose` would
-    read its own ten config files (launchers, logging, ...) as well, which takes longer than ours, and merge the values
-    without their places."""
-    version.setbase("1.3")
-    Plugins.instance()  # registers what reads file:// folders
-    folders = ConfigSearchPathImpl()
-    for folder in source.folders:
-        folders.append("embodyrl", f"file://{folder}")
-    chosen = [f"{group}={_quoted(option)}" for group, option in group_overrides.items()]
-    with warnings.catch_warnings():
+def _hydras_order(source: Source, group_overrides: Mapping[str, str]) -> list[tuple[Path, str]]:
+    """Return the files of the defaults lists, each with its package, in the order in which Hydra merges them.
+
+    `hydra.compose` would merge the values without their places, and says which option each group has, but not in which
+    order; the list that `--info defaults` prints is that order.
+    """
+    main, *others = source.folders
+    search = ",".join(_quoted(f"file://{folder}") for folder in others)
+    overrides = [f"{group}={_quoted(option)}" for group, option in group_overrides.items()]
+    with _HYDRA, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # no _self_ in the list: the file's own values come last, as one expects
-        return list(
-            create_defaults_list(
-                CachingConfigRepository(ConfigRepository(folders)),
-                config_name=source.path.stem,
-                overrides_list=OverridesParser.create().parse_overrides(chosen),
-                prepend_hydra=False,
-                skip_missing=False,
-            ).defaults
-        )
+        with initialize_config_dir(str(main), version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()
+            overrides = [f"hydra.searchpath=[{search}]", *overrides]
+            listed = loader.compute_defaults_list(source.path.stem, overrides, RunMode.RUN).defaults
+    order = []
+    for item in listed:
+        name = str(item.config_path)
+        path = source.path if item.primary else find_config(source.folders, name)
+        if path is not None:
+            order.append((path, str(item.package or "")))
+        else:
+            assert name.startswith("hydra/"), f"Hydra found {name}, we did not"  # its launcher, its logging
+    return order
+
+
+_HYDRA = threading.Lock()
+"""Held while Hydra reads: it has one state for the whole process, which is put back afterwards."""
 
 
 def _quoted(text: str) -> str:

@@ -12,7 +12,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -24,9 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from embodyrl.config.schema import ParallelBackend
 from embodyrl.errors import RunError, UserError
-from embodyrl.placement.ranks import TCP, RankInfo, shards_of
+from embodyrl.placement.ranks import TCP, RankInfo
 from embodyrl.placement.topology import visible_names
 
 if TYPE_CHECKING:
@@ -415,39 +414,11 @@ class Replicas:
             gradient.copy_(part.view_as(gradient))
 
 
-def parallelize(policy: Policy, ranks: Ranks, backend: ParallelBackend, device: torch.device) -> Replicas:
-    """Replicate or shard a policy over ranks; all get the weights of the first. Replicas are on the device already,
-    shards are moved there."""
-    shards = shards_of(backend, ranks.size, ranks.local_size)
-    if shards > 1:
-        from embodyrl.engine.sharding import Shards
-
-        return Shards(policy, ranks, device, shards)
-    if ranks.size > 1:
-        for tensor in [*policy.parameters(), *policy.buffers()]:
-            dist.broadcast(tensor.detach(), src=0)
-    return Replicas(policy, ranks)
-
-
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     """Return whether a tensor is this rank's part of a larger one."""
     # If the module was never imported there can be no DTensor, and runs that do not shard need not import it.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
-
-
-def full_state_dict(tree: Any, *, keep: bool) -> Any:
-    """Return nested state with whole tensors on the CPU in place of sharded ones; empty ones unless `keep`. All ranks
-    must call it."""
-    if isinstance(tree, Tensor) and is_sharded(tree):
-        from embodyrl.engine.sharding import whole_weight
-
-        return whole_weight(tree, keep=keep)
-    if isinstance(tree, Mapping):
-        return {key: full_state_dict(value, keep=keep) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(full_state_dict(value, keep=keep) for value in tree)
-    return tree
 
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Weights of a policy, their gradients and their optimiser state, sharded over ranks (FSDP2).
 
-Imported only by runs that shard: see `parallel.parallelize`.
+Imported only by runs that shard: see `distribution.parallelize`.
 """
 
 from __future__ import annotations

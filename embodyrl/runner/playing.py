@@ -126,7 +126,7 @@ class Envs:
     def single_observation_space(self) -> Space[Any]:
         """Gymnasium's space of what an env shows: a Box of `proprio` if that is all there is, else a Dict of those of
         `images`, `proprio` and `task_description` that there are."""
-        from embodyrl.runner.vector import observation_space
+        from embodyrl.runner.spaces import observation_space
 
         return observation_space(self.spec)
 
@@ -134,21 +134,21 @@ class Envs:
     def single_action_space(self) -> Space[Any]:
         """Gymnasium's space of what an env executes in a step: a Box `[D]` with the simulator's limits, Discrete or
         MultiDiscrete where all numbers are choices; `[C, D]` if C is more than 1."""
-        from embodyrl.runner.vector import action_space
+        from embodyrl.runner.spaces import action_space
 
         return action_space(self.spec, self.chunk_size)
 
     @cached_property
     def observation_space(self) -> Space[Any]:
         """`single_observation_space` of all envs."""
-        from embodyrl.runner.vector import batch_space
+        from embodyrl.runner.spaces import batch_space
 
         return batch_space(self.single_observation_space, self.num_envs)
 
     @cached_property
     def action_space(self) -> Space[Any]:
         """`single_action_space` of all envs; `step` takes what it samples."""
-        from embodyrl.runner.vector import batch_space
+        from embodyrl.runner.spaces import batch_space
 
         return batch_space(self.single_action_space, self.num_envs)
 

@@ -28,10 +28,11 @@ from embodyrl.placement.process import EXIT_S
 from embodyrl.placement.ranks import TCP, RankInfo, is_launched, use_own_gpu
 from embodyrl.placement.transport.lending import MemoryServer, RemoteFolder, copy_folder
 from embodyrl.placement.transport.line import Address
-from embodyrl.runner.build import PROGRAM, Host, open_runner
+from embodyrl.runner.build import PROGRAM, Host
 from embodyrl.runner.checkpoint import Found
 from embodyrl.runner.deployment import LOOPBACK, Deployment, ProcessAddress
 from embodyrl.runner.fitting import follow_choices
+from embodyrl.runner.opening import open_runner
 from embodyrl.runner.rundir import SOURCES, RunDir, read_config
 from embodyrl.runs import CONFIG_FILE
 

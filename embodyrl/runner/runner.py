@@ -63,7 +63,7 @@ class Runner:
     Args:
         loaded: the whole config, and where it came from.
         directory: of the run.
-        rollouts, learner, pipeline, sinks: built from the config by `build.open_runner`.
+        rollouts, learner, pipeline, sinks: built from the config by `opening.open_runner`.
         progress: counters of the run so far.
         started: `time.monotonic()` when the program began, for wall-clock figures.
         demonstrations: to learn from, or None.

@@ -30,10 +30,11 @@ from embodyrl.placement.run_plan import Machine, Plan, describe_run_binding, pla
 from embodyrl.planning.choices import is_large
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.alone import learn_alone, written_by
-from embodyrl.runner.build import PROGRAM, Host, open_runner
+from embodyrl.runner.build import PROGRAM, Host
 from embodyrl.runner.checkpoint import DamageError, Found, Manifest, all_but_replay, find
 from embodyrl.runner.deployment import Deployment, deployed, lending
 from embodyrl.runner.fitting import choices_of, fit, refuse_without_cuda
+from embodyrl.runner.opening import open_runner
 from embodyrl.runner.ranks import follow, leading
 from embodyrl.runner.rundir import (
     SOURCES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,18 @@ def test_composition_is_that_of_hydra_also_for_intricate_lists(workplace):
     source = find_source(workplace.write(text))
     assert composed_here(source) == composed_by_hydra(source)
     assert composed_here(source)["run"] == {"iterations": 8}
+
+
+def test_programs_that_use_hydra_and_threads_are_not_disturbed(workplace):
+    for number in range(6):
+        workplace.write(f"num_envs: {number + 1}\n", f"env/of_{number}.yaml")
+        workplace.write(f"defaults: [env: of_{number}]\n", f"config_{number}.yaml")
+    sources = [find_source(workplace.folder / f"config_{number % 6}.yaml") for number in range(24)]
+    own = workplace.write("mine: 1\n", "own/own.yaml")
+    with initialize_config_dir(str(own.parent), version_base="1.3"), ThreadPoolExecutor(6) as pool:
+        composed = list(pool.map(composed_here, sources))
+        assert compose("own") == {"mine": 1}
+    assert [each["env"]["num_envs"] for each in composed] == [number % 6 + 1 for number in range(24)]
 
 
 def test_a_group_file_beside_the_config_is_found(workplace):

@@ -21,9 +21,10 @@ from learning import PPO
 from embodyrl.algorithms.losses import token_weights
 from embodyrl.config.schema import Aggregation, Offload, OldLogprobs, ParallelBackend, ParallelConfig, Precision
 from embodyrl.data.batch import Batch
+from embodyrl.engine.distribution import full_state_dict, parallelize
 from embodyrl.engine.exchange import Exchange
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.parallel import Ranks, connected, full_state_dict, parallelize
+from embodyrl.engine.parallel import Ranks, connected
 from embodyrl.engine.sharding import Shards
 from embodyrl.envs import Observation
 from embodyrl.errors import UserError

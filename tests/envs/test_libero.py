@@ -33,7 +33,8 @@ from embodyrl.registry import SIMULATORS
 if SIMULATORS.entry("libero").missing():
     pytest.skip("LIBERO not installed", allow_module_level=True)
 
-from embodyrl.envs.libero.simulator import REST, Libero, LiberoSlot
+from embodyrl.envs.libero.driver import REST
+from embodyrl.envs.libero.simulator import Libero, LiberoSlot
 
 ASSETS = Path(__file__).parents[2].parent / "shared" / "libero-assets" / "assets"
 STOVE = "libero_goal/7"

@@ -10,7 +10,7 @@ import pytest
 from small_runs import SMALL, Runs
 
 from embodyrl.config import load_config
-from embodyrl.runner.build import open_runner
+from embodyrl.runner.opening import open_runner
 from embodyrl.runner.rundir import RunDir, write_config
 from embodyrl.tracking.clock import Phase
 

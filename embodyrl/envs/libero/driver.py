@@ -33,7 +33,14 @@ from numpy.typing import NDArray
 from embodyrl.envs.base import SimulatorError
 from embodyrl.envs.libero.tasks import package
 from embodyrl.envs.mujoco import rendering
+from embodyrl.envs.options import SettleGripper
 from embodyrl.errors import UserError
+
+REST = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
+"""The action without motion and with an open gripper."""
+
+SETTLING = {SettleGripper.open: REST, SettleGripper.still: np.zeros(7, np.float32)}
+"""The action while objects come to rest, by `env.settle_gripper`."""
 
 T = TypeVar("T")
 

@@ -20,21 +20,16 @@ from numpy.typing import NDArray
 
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_task_list, check_tasks
 from embodyrl.envs.libero import task_files, tasks
+from embodyrl.envs.libero.driver import SETTLING
 from embodyrl.envs.libero.tasks import CAMERAS
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import Renderer, Renderers
-from embodyrl.envs.options import Driver, LiberoConfig, Proprio, SettleGripper
+from embodyrl.envs.options import Driver, LiberoConfig, Proprio
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
 
 if TYPE_CHECKING:
     from embodyrl.envs.libero.upstream import UpstreamSlot
-
-REST = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
-"""The action without motion and with an open gripper."""
-
-SETTLING = {SettleGripper.open: REST, SettleGripper.still: np.zeros(7, np.float32)}
-"""The action while objects come to rest, by `env.settle_gripper`."""
 
 FOR_PEOPLE = "agentview"
 """Camera of images for people if the policy has none."""

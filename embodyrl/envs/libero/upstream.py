@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from embodyrl.envs.base import RenderError, Slot, Transition
 from embodyrl.envs.libero import task_files, tasks
-from embodyrl.envs.libero.driver import importing_robosuite, load
-from embodyrl.envs.libero.simulator import SETTLING
+from embodyrl.envs.libero.driver import SETTLING, importing_robosuite, load
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.options import LiberoConfig, Proprio
 from embodyrl.envs.types import EpisodeSpec

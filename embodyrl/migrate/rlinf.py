@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from embodyrl.config.rlinf_files import RLinfConfig, RLinfError, is_open
-from embodyrl.config.rlinf_notes import ABSENT, DEAD, NOTES, TWINS
 from embodyrl.config.rules import known_tasks
 from embodyrl.config.schema import EvalConfig, RunConfig
+from embodyrl.envs.libero.tasks import OFFICIAL_STATES
+from embodyrl.migrate.files import RLinfConfig, RLinfError
+from embodyrl.migrate.migration import LONGEST, MOST, Migration, shown
 from embodyrl.registry import SINKS
 
-MISSING = object()
-OPEN = "what OmegaConf would compute is not known here: write the value that it stands for"
-"""What is said of a value that is left as it is written."""
 ON_POLICY = {"gae": "ppo", "grpo": "grpo", "reinpp": "reinforce_pp"}
 """Advantages of RLinf, and the algorithm group that has the same."""
 LOSSES = ("actor", "actor_critic", "decoupled_actor_critic")
-INSTEAD = {
-    "embodied_dagger": "algorithm: dagger",
-    "offline_iql": "algorithm: iql",
-    "embodied_sac": "algorithm: sac",
-    "rlt_ac": "algorithm: sac",
-    "rlt_td3": "algorithm: sac",
-}
+INSTEAD = {"embodied_dagger": "dagger", "offline_iql": "iql", "embodied_sac": "sac", "rlt_ac": "sac", "rlt_td3": "sac"}
 """Losses with a counterpart whose settings differ too much to be converted."""
 MODELS = {
     "mlp_policy": "mlp",
@@ -43,153 +34,17 @@ EARLIER = {
     "algorithm.sampling_params.": "rollout.sampling_params.",
 }
 """Keys, or beginnings of keys, that RLinf's earlier releases had in another place, and where they are now."""
-UNKNOWN = "no setting here is known to mean it"
 LIBERO = {
-    "libero_spatial": "libero/spatial",
-    "libero_object": "libero/object",
-    "libero_goal": "libero/goal",
-    "libero_10": "libero/long",
-    "libero_90": "libero/spatial",
-    "libero_130": "libero/spatial",
+    "libero_spatial": ("libero/spatial", 10),
+    "libero_object": ("libero/object", 10),
+    "libero_goal": ("libero/goal", 10),
+    "libero_90": ("libero/spatial", 90),
+    "libero_10": ("libero/long", 10),
 }
-"""Suites, and the group whose settings fit; of the last two its tasks do not."""
+"""Suites, the group whose settings fit (not its tasks, with 90 of them), and the number of tasks."""
+EVERY_SUITE = "libero_130"
 NO_WEIGHTS = ("mlp", "cnn")
 """Models that begin with random weights."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A setting to write, and the keys it comes from."""
-
-    value: Any
-    note: str
-
-
-@dataclass
-class Migration:
-    """A converted config.
-
-    Args:
-        source: the values to convert.
-    """
-
-    source: RLinfConfig
-    groups: dict[str, str] = field(default_factory=dict)
-    """Choices of `defaults`."""
-    lines: dict[str, Line] = field(default_factory=dict)
-    """Settings by full name."""
-    converted: dict[str, str] = field(default_factory=dict)
-    """Keys of RLinf, and the setting that has their value."""
-    differs: dict[str, str] = field(default_factory=dict)
-    """Keys without a counterpart, or with one that is not quite the same, and the reason."""
-    written: dict[str, str] = field(default_factory=dict)
-    """Keys as the file writes them, where RLinf has them in another place now."""
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a value; null counts as absent, and so does a text that a resolver would replace, which is noted."""
-        value = self.source.values.get(key)
-        if is_open(value):
-            self.differs[key] = OPEN
-            return default
-        return default if value is None or value == "None" else value
-
-    def number(self, key: str, default: float) -> float:
-        """Return a value as a number.
-
-        Raises:
-            RLinfError: it is none.
-        """
-        value = self.get(key, default)
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise RLinfError(f"{key} = {shown(value)} is no number", "write the number that it stands for")
-        return number
-
-    def whole(self, key: str, default: int) -> int:
-        """Return a value as a whole number."""
-        return int(self.number(key, default))
-
-    def count(self, key: str, default: int) -> int:
-        """Return how many there are of something.
-
-        Raises:
-            RLinfError: it is no number, or none that something can be counted by.
-        """
-        value = self.whole(key, default)
-        if not 1 <= value <= MOST:
-            raise RLinfError(f"{key} = {value} is not within 1 .. {MOST}", "write how many there are")
-        return value
-
-    def write(self, setting: str, value: Any, *keys: str, why: str = "") -> None:
-        """Write a setting whose value follows from `keys`; those that are absent are left out."""
-        present = [key for key in keys if key in self.source.values]
-        self.converted |= {key: setting for key in present if not is_open(self.source.values[key])}
-        note = " and ".join(self.written.get(key, key) for key in present)
-        self.lines[setting] = Line(value, f"{note}: {why}" if note and why else note or why)
-
-    def copy(self, setting: str, key: str, convert: Callable[[Any], Any] = lambda value: value, why: str = "") -> None:
-        """Write a setting that has the value of one key, if that is there."""
-        if (value := self.get(key, MISSING)) is not MISSING:
-            self.write(setting, self.number(key, 0.0) if convert is float else convert(value), key, why=why)
-
-    def differ(self, key: str, why: str) -> None:
-        """Account for a key that cannot be converted, if it is there."""
-        if key in self.source.values:
-            self.differs[key] = why
-
-    @property
-    def dead(self) -> dict[str, str]:
-        """Keys without effect in RLinf, and the reason."""
-        return {key: why for key, why in DEAD.items() if key in self._left and key not in self.differs}
-
-    @property
-    def needless(self) -> dict[str, str]:
-        """Keys for which there is nothing to set here, and the reason."""
-        return {key: why for key, (needless, why) in self._explained.items() if needless}
-
-    @property
-    def without_counterpart(self) -> dict[str, str]:
-        """Keys that have none here, or one that is not quite the same, and the reason if it is known."""
-        return {key: why for key, (needless, why) in self._explained.items() if not needless} | self.differs
-
-    @property
-    def _left(self) -> list[str]:
-        return [key for key in self.source.values if key not in self.converted]
-
-    @property
-    def _explained(self) -> dict[str, tuple[bool, str]]:
-        """Whether there is nothing to set for a key that is left, and the reason: both depend on its value."""
-        return {key: self._explain(key) for key in self._left if key not in self.differs and key not in DEAD}
-
-    def _explain(self, key: str) -> tuple[bool, str]:
-        value = self.source.values[key]
-        for pattern, note in NOTES.items():
-            if fnmatch.fnmatchcase(key, pattern):
-                return note.of(value)
-        for theirs, (ours, why) in TWINS.items():
-            twin = ours + key.removeprefix(theirs)
-            if key.startswith(theirs) and value not in ABSENT:
-                there = self.source.values.get(twin)
-                return (True, why) if value == there else (False, f"{why}, and {twin} = {there}")
-        if is_open(value):
-            return False, OPEN
-        asks_for_nothing = value is False or value in ABSENT or value == -1
-        return asks_for_nothing, "off, or not given" if asks_for_nothing else UNKNOWN
-
-
-def shown(value: Any) -> str:
-    """Return a value of a stranger's file as short text for a message."""
-    text = repr(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-
-
-LONGEST = 80
-"""Characters of a value that a message shows."""
-MOST = 10**9
-"""Largest number of envs, steps, episodes that is read."""
 
 
 def convert(source: RLinfConfig) -> Migration:
@@ -206,14 +61,11 @@ def convert(source: RLinfConfig) -> Migration:
 
 def _in_todays_places(source: RLinfConfig) -> Migration:
     """Return a migration whose keys are where today's RLinf has them."""
-    values: dict[str, Any] = {}
     written: dict[str, str] = {}
-    for key, value in source.values.items():
+    for key in source.values:
         moved = next((now + key.removeprefix(then) for then, now in EARLIER.items() if key.startswith(then)), key)
-        now = key if moved in source.values else moved
-        values[now] = value
-        if now != key:
-            written[now] = key
+        written[key if moved in source.values else moved] = key
+    values = {now: source.values[key] for now, key in written.items()}
     return Migration(replace(source, values=values), written=written)
 
 
@@ -225,10 +77,10 @@ def _algorithm(m: Migration) -> None:
     advantage, loss = (str(m.get(f"algorithm.{key}", "none")) for key in ("adv_type", "loss_type"))
     if loss not in LOSSES or advantage not in ON_POLICY:
         key, value = ("algorithm.loss_type", loss) if loss not in LOSSES else ("algorithm.adv_type", advantage)
-        instead = f"{INSTEAD[loss]} comes near; " if loss in INSTEAD else ""
+        instead = f"algorithm: {INSTEAD[loss]} comes near; " if loss in INSTEAD else ""
         raise _refuse(key, value, f"{instead}gae, grpo and reinpp with {', '.join(LOSSES)} can be converted")
     m.groups["algorithm"] = ON_POLICY[advantage]
-    m.converted |= {"algorithm.adv_type": "defaults: algorithm", "algorithm.loss_type": "algorithm.loss"}
+    m.converted |= {"algorithm.adv_type", "algorithm.loss_type"}
     if loss == "decoupled_actor_critic":
         _decoupled(m)
     m.copy("algorithm.loss.clip_low", "algorithm.clip_ratio_low")
@@ -243,40 +95,33 @@ def _algorithm(m: Migration) -> None:
         m.copy("algorithm.value_huber", "algorithm.huber_delta")
         m.write("algorithm.value_coef", 1.0, why="RLinf adds the value loss unweighted")
         if str(m.get("algorithm.reward_type", "")).startswith("action"):
-            m.differ(
-                "algorithm.reward_type", "a critic predicts values of chunks here, and a chunk's rewards are summed"
-            )
+            why = "a critic predicts values of chunks here, and a chunk's rewards are summed"
+            m.differ("algorithm.reward_type", why)
         if m.get("algorithm.bootstrap_type") == "always":
             m.differ("algorithm.bootstrap_type", "only episodes that the time limit cuts off are bootstrapped here")
     else:
         for key in ("gae_lambda", "value_clip", "huber_delta", "bootstrap_type"):
             m.differ(f"algorithm.{key}", "there is no critic")
         m.differ("algorithm.reward_type", "episodes are compared by their return")
-    for key in ("reward_type", "bootstrap_type"):
-        if f"algorithm.{key}" not in m.differs and f"algorithm.{key}" in m.source.values:
-            m.converted[f"algorithm.{key}"] = "the same by default"
+    m.converted |= {"algorithm.reward_type", "algorithm.bootstrap_type"} - m.differs.keys()
     if m.get("algorithm.entropy_type", level) not in (level, f"{level}_level"):
         m.differ("algorithm.entropy_type", "log-probs and entropy have one level here, algorithm.logprob_level")
     _filter(m, compares=advantage == "grpo")
 
 
 def _filter(m: Migration, compares: bool) -> None:
-    """Write the filter of groups by their success rate, if there is one.
-
-    Args:
-        m: what is converted.
-        compares: whether the advantage compares the episodes of a group, as an algorithm with a filter has to.
-    """
-    keys = ["algorithm.filter_rewards", "algorithm.rewards_lower_bound", "algorithm.rewards_upper_bound"]
+    """Write the filter of groups by their success rate, if there is one and the advantage `compares` the episodes of a
+    group."""
+    keys = [f"algorithm.{name}" for name in ("filter_rewards", "rewards_lower_bound", "rewards_upper_bound")]
     if not m.get(keys[0]) or not compares:
-        m.converted |= dict.fromkeys(keys, "off")
+        m.converted |= {*keys}
         if m.get(keys[0]):
             m.differ(keys[0], "groups are filtered here where the advantage compares their episodes: adv_type grpo")
         return
     coef = m.number("env.train.reward_coef", 1.0)
     if coef <= 0.0:
         raise RLinfError(f"env.train.reward_coef = {coef} makes every return alike", "write a factor above 0")
-    bounds = [m.number(key, default) / coef for key, default in zip(keys[1:], BOUNDS, strict=True)]
+    bounds = (m.number(keys[1], 0.1) / coef, m.number(keys[2], 0.9) / coef)  # where none are given: RLinf's
     low, high = (min(max(bound, 0.0), 1.0) for bound in bounds)  # success rates are within 0 .. 1
     m.groups["algorithm"] = "dapo"  # whose iteration has a stage that filters
     m.write("algorithm.max_collections", 1, why="RLinf learns from the groups that are left")
@@ -285,59 +130,45 @@ def _filter(m: Migration, compares: bool) -> None:
     m.write("algorithm.filter.accuracy_high", high, keys[2], why="divided by reward_coef")
 
 
-BOUNDS = (0.1, 0.9)
-"""RLinf's bounds where none are given."""
-
-
 def _decoupled(m: Migration) -> None:
     """Write the loss of asynchronous PPO, which also clips where the advantage is negative."""
+    capped = "algorithm.behave_weight_threshold"
     m.write("algorithm.loss.name", "decoupled_ppo", "algorithm.loss_type")
     m.differ("algorithm.loss_type", "asynchronous there; here: placement.rollout.workers=N rollout.mode=async")
     m.differ("algorithm.staleness_threshold", "here: rollout.max_staleness, with rollout.mode=async")
     m.write("algorithm.loss.dual_clip", m.number("algorithm.clip_ratio_c", 3.0), "algorithm.clip_ratio_c")
-    cap = m.get("algorithm.behave_weight_threshold")
-    cap = cap if cap is None else m.number("algorithm.behave_weight_threshold", 0.0)
-    m.write(
-        "algorithm.loss.behaviour_cap", cap, "algorithm.behave_weight_threshold", why="" if cap else "RLinf has none"
-    )
+    cap = None if m.get(capped) is None else m.number(capped, 0.0)
+    m.write("algorithm.loss.behaviour_cap", cap, capped, why="" if cap else "RLinf has none")
 
 
 def _simulator(m: Migration) -> None:
     kind, suite = (str(m.get(f"env.train.{key}", "")) for key in ("env_type", "task_suite_name"))
     if not kind:
         files = ", ".join(m.source.missing) or "env.train.env_type"
-        raise RLinfError(
-            f"{m.source.path} does not say its simulator: {files} is missing",
-            "keep the folders env/ and model/ beside it, as in examples/embodiment/config",
-        )
-    m.converted |= {"env.train.env_type": "defaults: env", "env.train.task_suite_name": "defaults: env"}
+        remedy = "keep the folders env/ and model/ beside it, as in examples/embodiment/config"
+        raise RLinfError(f"{m.source.path} does not say its simulator: {files} is missing", remedy)
+    m.converted |= {"env.train.env_type", "env.train.task_suite_name"}
     if kind == "maniskill":
         _maniskill(m)
-    elif kind == "libero" and suite in LIBERO:
+    elif kind == "libero" and suite in (*LIBERO, EVERY_SUITE):
         _libero(m, suite)
     elif kind == "metaworld" and suite == "metaworld_50":
         m.groups["env"] = "metaworld/mt50"
     else:
         known = "libero (spatial, object, goal, 10, 90, 130), maniskill and metaworld_50 can be converted"
-        what = f"{kind} {suite}".strip()
-        raise _refuse("env.train.env_type", what, f"{known}; to add a simulator, see docs/simulators.md")
+        hint = f"{known}; to add a simulator, see docs/simulators.md"
+        raise _refuse("env.train.env_type", f"{kind} {suite}".strip(), hint)
     if kind in ("libero", "metaworld"):
         m.write("algorithm.reward", "success", "env.train.use_rel_reward", why="the success of a step counts once")
-        if m.get("env.train.use_step_penalty"):
-            m.write("algorithm.time_penalty", 1.0, "env.train.use_step_penalty")
+        m.switch("algorithm.time_penalty", 1.0, "env.train.use_step_penalty")
     m.write("env.num_envs", m.count("env.train.total_num_envs", 8), "env.train.total_num_envs")
     m.write("env.end_at_success", not m.get("env.train.ignore_terminations", False), "env.train.ignore_terminations")
     m.copy("algorithm.reward_scale", "env.train.reward_coef", float)
-    for sides in IMAGE_SIDES:
+    for sides in (("camera_heights", "camera_widths"), ("sensor_configs.height", "sensor_configs.width")):
         keys = [f"env.train.init_params.{side}" for side in sides]
         if all(m.get(key) for key in keys):
             m.write("env.image_size", [m.count(key, 0) for key in keys], *keys)
-    if m.get("env.train.enable_offload"):
-        m.write("env.offload", True, "env.train.enable_offload")
-
-
-IMAGE_SIDES = (("camera_heights", "camera_widths"), ("sensor_configs.height", "sensor_configs.width"))
-"""Keys of an image's height and width."""
+    m.switch("env.offload", True, "env.train.enable_offload")
 
 
 def _libero(m: Migration, suite: str) -> None:
@@ -345,19 +176,17 @@ def _libero(m: Migration, suite: str) -> None:
     variant = m.get("env.train.libero_variant", "standard")
     if variant != "standard":
         raise _refuse("env.train.libero_variant", variant, "env.task_files names folders with further suites of tasks")
-    m.groups["env"] = LIBERO[suite]
-    tasks = [f"{part}/{number}" for part in LIBERO_130 for number in range(LIBERO_130[part]) if suite == "libero_130"]
-    tasks = tasks or [f"{suite}/{number}" for number in range(LIBERO_130[suite])]
+    suites = [*LIBERO] if suite == EVERY_SUITE else [suite]
+    m.groups["env"] = LIBERO[suites[0]][0]
+    tasks = [f"{part}/{number}" for part in suites for number in range(LIBERO[part][1])]
     filtered, first = m.get("env.train.task_id_filter"), m.get("env.train.specific_reset_id")
     if first is not None:  # which RLinf asks for first
         _one_start_state(m, tasks)
     elif filtered is not None:
         numbers = filtered if isinstance(filtered, list) else []
         if not numbers or not all(isinstance(number, int) and 0 <= number < len(tasks) for number in numbers):
-            raise RLinfError(
-                f"env.train.task_id_filter = {shown(filtered)} is no list of tasks of {suite}",
-                f"write numbers within 0 .. {len(tasks) - 1}",
-            )
+            what = f"env.train.task_id_filter = {shown(filtered)} is no list of tasks of {suite}"
+            raise RLinfError(what, f"write numbers within 0 .. {len(tasks) - 1}")
         m.write("env.tasks", [tasks[number] for number in sorted(set(numbers))], "env.train.task_id_filter")
     elif len(tasks) > 10:  # those of the group are other ones
         m.write("env.tasks", tasks, "env.train.task_suite_name")
@@ -373,13 +202,13 @@ def _libero(m: Migration, suite: str) -> None:
 def _one_start_state(m: Migration, tasks: list[str]) -> None:
     """Write the task of the one start state that RLinf plays, and that state if it is the first one."""
     key = "env.train.specific_reset_id"
-    number = m.whole(key, 0)
+    number = int(m.number(key, 0))
     if not 0 <= number < len(tasks) * OFFICIAL_STATES:
         most = len(tasks) * OFFICIAL_STATES - 1
         raise RLinfError(f"{key} = {number} is no start state of the suite", f"write one within 0 .. {most}")
     task, state = divmod(number, OFFICIAL_STATES)
     m.write("env.tasks", [tasks[task]], key, why=f"start state {state} of task {task}")
-    m.converted["env.train.use_ordered_reset_state_ids"] = "env.tasks"
+    m.converted.add("env.train.use_ordered_reset_state_ids")
     if state == 0:
         m.write("env.start_states", 1, key, why="start state 0 alone")
     else:
@@ -388,23 +217,14 @@ def _one_start_state(m: Migration, tasks: list[str]) -> None:
         m.differ("env.eval.specific_reset_id", f"evaluation plays all {OFFICIAL_STATES} start states of the task")
 
 
-LIBERO_130 = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_90": 90, "libero_10": 10}
-"""Suites of LIBERO, and the number of their tasks."""
-OFFICIAL_STATES = 50
-"""Start states of each of LIBERO's tasks."""
-
-
 def _maniskill(m: Migration) -> None:
-    task = str(m.get("env.train.init_params.id", ""))
-    known = known_tasks("maniskill")
+    task, known = str(m.get("env.train.init_params.id", "")), known_tasks("maniskill")
     if any(fnmatch.fnmatchcase(task, pattern) for pattern in RLINFS_TASKS) or (known and task not in known):
         hint = "it is no task of ManiSkill's: RLinf or another package registers it; docs/simulators.md shows how to"
         raise _refuse("env.train.init_params.id", task, hint)
     simple = m.get("env.train.wrap_obs_mode") == "simple"
     images = "rgb" in str(m.get("env.train.init_params.obs_mode", "state"))
-    m.groups["env"] = (
-        "maniskill/push_cube" if not images else f"maniskill/{'pick_cube_rgb' if simple else 'put_carrot'}"
-    )
+    m.groups["env"] = f"maniskill/{'push_cube' if not images else 'pick_cube_rgb' if simple else 'put_carrot'}"
     m.write("env.tasks", [task], "env.train.init_params.id", "env.train.init_params.obs_mode")
     _control_mode(m)
     if m.get("env.train.init_params.sim_backend") == "gpu":
@@ -427,7 +247,7 @@ def _control_mode(m: Migration) -> None:
         raise _refuse(setup, robot, f"RLinf knows {', '.join(CONTROL_MODES)}")
     m.write("env.control_mode", mode, setup)
     if m.get(key, mode) == mode:
-        m.converted[key] = "env.control_mode"
+        m.converted.add(key)
     else:
         m.differ(key, f"RLinf overwrites it by that of {setup}, {mode}")
 
@@ -462,12 +282,8 @@ def _maniskill_reward(m: Migration) -> None:
 
 
 RLINFS_TASKS = (
-    "PutOnPlateInScene25*",
-    "PandaPutOnPlateInScene25*",
-    "PutCarrotOnPlateInScene-v2",
-    "PickCube3View-*",
-    "PegInsertionSideWideClearance*",
-    "PegInsertionSideHardClearance*",
+    *("PutOnPlateInScene25*", "PandaPutOnPlateInScene25*", "PutCarrotOnPlateInScene-v2", "PickCube3View-*"),
+    *("PegInsertionSideWideClearance*", "PegInsertionSideHardClearance*"),
 )
 """Tasks that RLinf adds to ManiSkill's."""
 
@@ -480,23 +296,21 @@ def _model(m: Migration) -> None:
     if str(m.get("actor.model.openpi.config_name", "")).startswith("pi05"):
         name = "pi05"
     m.groups["model"] = name
-    for key in ("model_type", "model_name", "openpi.config_name"):
-        if f"actor.model.{key}" in m.source.values:
-            m.converted[f"actor.model.{key}"] = "defaults: model"
+    m.converted |= {f"actor.model.{key}" for key in ("model_type", "model_name", "openpi.config_name")}
     if name in NO_WEIGHTS:
-        m.converted["actor.model.model_path"] = "model.checkpoint"
+        m.converted.add("actor.model.model_path")
         if m.get("actor.model.model_path"):
             m.differ("actor.model.model_path", "this model begins with random weights here")
         if name == "mlp":
             m.write("model.hidden_sizes", [256, 256, 256], why="RLinf's are fixed")
             m.write("env.cameras", [], why="the MLP sees no images")
         return
-    _folder(m, "model.checkpoint", "actor.model.model_path", otherwise="<weights>")
-    m.write(
-        "model.dtype",
-        "float32" if str(m.get("actor.model.precision")) in ("32", "fp32") else "bfloat16",
-        "actor.model.precision",
-    )
+    folder = m.source.values.get("actor.model.model_path")
+    is_here = isinstance(folder, str) and folder != "" and "\0" not in folder and Path(folder).is_dir()
+    why = "" if is_here else str(folder or "")
+    m.write("model.checkpoint", folder if is_here else "<weights>", "actor.model.model_path", why=why)
+    whole = str(m.get("actor.model.precision")) in ("32", "fp32")
+    m.write("model.dtype", "float32" if whole else "bfloat16", "actor.model.precision")
     {"gr00t": _gr00t, "pi0": _pi, "pi05": _pi}.get(name, _openvla)(m)
     _lora(m)
 
@@ -505,7 +319,7 @@ def _lora(m: Migration) -> None:
     """Write the adapters, for models whose layers are not frozen."""
     keys = ("actor.model.is_lora", "actor.model.lora_rank", "actor.model.lora_path")
     if not m.get(keys[0]):
-        m.converted |= dict.fromkeys(keys, "engine.lora.rank 0")
+        m.converted |= {*keys}
         return
     if FROZEN & m.lines.keys():
         m.differ(keys[0], "the layers that would get adapters are frozen, as in the rest of this config")
@@ -523,27 +337,12 @@ FROZEN = {"model.frozen", "model.freeze_language"}
 
 def _flow(m: Migration, section: str) -> None:
     """Write the noise of a flow-matching policy, whose entropy can be learned with learned noise only."""
-    for ours, theirs in FLOW.items():
-        m.copy(f"model.{ours}", f"{section}.{theirs}")
+    for name in ("noise_method", "noise_level", "joint_logprob"):
+        m.copy(f"model.{name}", f"{section}.{name}")
+    m.copy("model.detach_critic", f"{section}.detach_critic_input")
     if m.get("algorithm.entropy_bonus") and m.get(f"{section}.noise_method", "flow_sde") != "flow_noise":
         m.lines.pop("algorithm.entropy_coef")
         m.differ("algorithm.entropy_bonus", "has no gradient: the noise of this noise_method is fixed")
-
-
-FLOW = {
-    "noise_method": "noise_method",
-    "noise_level": "noise_level",
-    "joint_logprob": "joint_logprob",
-    "detach_critic": "detach_critic_input",
-}
-"""Settings of flow-matching policies, and RLinf's."""
-
-
-def _folder(m: Migration, setting: str, key: str, otherwise: str) -> None:
-    """Write the name of a folder if it is here, else what stands for it, with the name behind it."""
-    path = m.source.values.get(key)
-    is_here = isinstance(path, str) and path != "" and "\0" not in path and Path(path).is_dir()
-    m.write(setting, path if is_here else otherwise, key, why="" if is_here else str(path or ""))
 
 
 def _cameras(m: Migration, count: int) -> list[str]:
@@ -566,12 +365,9 @@ def _openvla(m: Migration) -> None:
     if is_oft:
         m.write("model.num_images", len(cameras), "actor.model.num_images_in_input")
         m.copy("model.use_proprio", "actor.model.use_proprio")
-        m.write(
-            "model.append_stop_token",
-            m.get("actor.model.implement_version", "rlinf") != "rlinf",
-            "actor.model.implement_version",
-            why="RLinf's own checkpoints have none",
-        )
+        key = "actor.model.implement_version"
+        stops = m.get(key, "rlinf") != "rlinf"
+        m.write("model.append_stop_token", stops, key, why="RLinf's own checkpoints have none")
     if m.get("env.train.env_type") == "maniskill":
         m.write("model.action_units", "metric", "actor.model.policy_setup")
     m.write("model.center_crop", False, why="RLinf crops no image, whatever center_crop says")
@@ -579,30 +375,26 @@ def _openvla(m: Migration) -> None:
 
 def _sampling(m: Migration) -> None:
     """Write how tokens are drawn: in rollouts, and in evaluation if its temperature is above 0."""
-    section = "rollout.sampling_params"
-    training, evaluation = (m.number(f"{section}.temperature_{part}", 0.0) for part in ("train", "eval"))
+    section, key = "rollout.sampling_params", "rollout.sampling_params.temperature_eval"
+    training, evaluation = m.number(f"{section}.temperature_train", 0.0), m.number(key, 0.0)
     m.copy("model.temperature", f"{section}.temperature_train", float)
-    m.copy("model.top_k", f"{section}.top_k", lambda _: max(m.whole(f"{section}.top_k", 0), 0))
+    m.copy("model.top_k", f"{section}.top_k", lambda _: max(int(m.number(f"{section}.top_k", 0)), 0))
     m.copy("model.top_p", f"{section}.top_p", float)
-    if f"{section}.temperature_eval" in m.source.values:
-        m.write("eval.sample", evaluation > 0, f"{section}.temperature_eval")
-        if evaluation > 0 and evaluation != training:
-            why = (
-                f"evaluation draws as rollouts do, at {training}; `embodyrl eval` takes model.temperature={evaluation}"
-            )
-            m.differ(f"{section}.temperature_eval", why)
+    if key in m.source.values:
+        m.write("eval.sample", evaluation > 0, key)
+    if evaluation > 0 and evaluation != training:
+        draws = f"evaluation draws as rollouts do, at {training}"
+        m.differ(key, f"{draws}; `embodyrl eval` takes model.temperature={evaluation}")
 
 
 def _pi(m: Migration) -> None:
     kind, is_05 = m.get("env.train.env_type"), m.groups["model"] == "pi05"
     cameras = _cameras(m, m.count("actor.model.openpi.num_images_in_input", 2))
     m.write("model.cameras", (cameras + ["absent"] * 3)[:3], why="openpi's images: base, left wrist, right wrist")
-    m.write("model.denoising_steps", m.whole("actor.model.num_steps", 10), "actor.model.num_steps")
-    if m.get("actor.model.openpi.train_expert_only", False):
-        m.write("model.frozen", "language", "actor.model.openpi.train_expert_only")
+    m.write("model.denoising_steps", int(m.number("actor.model.num_steps", 10)), "actor.model.num_steps")
+    m.switch("model.frozen", "language", "actor.model.openpi.train_expert_only")
     _flow(m, "actor.model.openpi")
-    if m.get("actor.model.openpi.value_after_vlm"):
-        m.write("model.value_from", "prefix", "actor.model.openpi.value_after_vlm")
+    m.switch("model.value_from", "prefix", "actor.model.openpi.value_after_vlm")
     if is_05 and kind == "libero":
         m.write("model.state", "none", why="openpi's pi05_libero does not see the state")
     if kind == "metaworld":
@@ -628,35 +420,31 @@ def _rollout(m: Migration) -> None:
     steps, repeats = m.count("env.train.max_steps_per_rollout_epoch", limit), m.count("env.train.rollout_epoch", 1)
     m.write("env.max_episode_steps", limit, "env.train.max_episode_steps")
     m.write("rollout.chunk_size", chunk, "actor.model.num_action_chunks")
-    keys = ("env.train.max_steps_per_rollout_epoch", "env.train.rollout_epoch", "env.train.auto_reset")
+    keys = [f"env.train.{name}" for name in ("max_steps_per_rollout_epoch", "rollout_epoch", "auto_reset")]
     reward, is_libero = m.lines["algorithm.reward"].value, m.get("env.train.env_type") == "libero"
     of_episodes = reward == "difference" or (reward == "success" and not is_libero)
     always_whole = steps % limit == 0 and (of_episodes or m.get("env.train.ignore_terminations", False))
-    compares = m.groups["algorithm"] != "ppo"
-    if m.get("env.train.auto_reset") and not always_whole and compares:
-        m.differ(
-            "env.train.auto_reset", "this advantage is of whole episodes here: those that a rollout cuts are left out"
-        )
-    if m.get("env.train.auto_reset") and not always_whole and not compares:
+    cuts, compares = m.get(keys[2]) and not always_whole, m.groups["algorithm"] != "ppo"
+    if cuts and compares:
+        m.differ(keys[2], "this advantage is of whole episodes here: those that a rollout cuts are left out")
+    if cuts and not compares:
         m.write("rollout.num_chunks", repeats * max(steps // chunk, 1), *keys, why="divided by the chunk")
         if reward == "success" and is_libero:
             m.write("algorithm.reward", "dense", "env.train.use_rel_reward", why="LIBERO's own is 1 at success")
     else:
-        m.write("rollout.episodes", "whole", "env.train.auto_reset")
+        m.write("rollout.episodes", "whole", keys[2])
         m.write("rollout.num_chunks", math.ceil(limit / chunk), keys[0], why="divided by the chunk")
         if steps < limit:
-            m.differ(
-                keys[0], f"rollouts end before episodes do ({limit} steps) there; here episodes are played to their end"
-            )
-        repeats *= max(steps // limit, 1)
-        m.write("rollout.episodes_per_slot", repeats, "env.train.rollout_epoch")
+            early = f"rollouts end before episodes do ({limit} steps) there"
+            m.differ(keys[0], f"{early}; here episodes are played to their end")
+        m.write("rollout.episodes_per_slot", repeats * max(steps // limit, 1), keys[1])
     _groups(m)
-    if (stages := m.whole("rollout.pipeline_stage_num", 1)) > 1:
+    if (stages := int(m.number("rollout.pipeline_stage_num", 1))) > 1:
         m.write("rollout.schedule", "pipeline", "rollout.pipeline_stage_num")
         if stages > 2:
             m.differ("rollout.pipeline_stage_num", "a pipeline has two stages here")
     else:
-        m.converted["rollout.pipeline_stage_num"] = "rollout.schedule lockstep"
+        m.converted.add("rollout.pipeline_stage_num")
 
 
 def _groups(m: Migration) -> None:
@@ -664,7 +452,7 @@ def _groups(m: Migration) -> None:
     size, own = m.count("algorithm.group_size", 1), m.count("env.train.group_size", 1)
     if m.groups["algorithm"] not in ("grpo", "dapo"):
         for key, value in (("algorithm.group_size", size), ("env.train.group_size", own)):
-            m.converted[key] = "rollout.group_size 1"
+            m.converted.add(key)
             if value > 1:
                 m.differ(key, "this advantage does not compare the episodes of a group: each begins for itself here")
         return
@@ -679,38 +467,30 @@ def _groups(m: Migration) -> None:
 
 
 def _update(m: Migration) -> None:
-    rollout = [m.lines[name].value if name in m.lines else 1 for name in ROWS]
-    rows, size = math.prod(rollout), m.count("actor.global_batch_size", math.prod(rollout))
+    factors = ("env.num_envs", "rollout.episodes_per_slot", "rollout.num_chunks")
+    rows = math.prod(m.lines[name].value for name in factors if name in m.lines)
+    size = m.count("actor.global_batch_size", rows)
     if rows > MOST:
-        raise RLinfError(
-            f"a rollout has {rows} chunks, more than {MOST}", "check env.train and actor.model.num_action_chunks"
-        )
+        remedy = "check env.train and actor.model.num_action_chunks"
+        raise RLinfError(f"a rollout has {rows} chunks, more than {MOST}", remedy)
     default = "" if "algorithm.update_epoch" in m.source.values else "RLinf's default"
-    m.write("algorithm.epochs", m.whole("algorithm.update_epoch", 1), "algorithm.update_epoch", why=default)
+    m.write("algorithm.epochs", int(m.number("algorithm.update_epoch", 1)), "algorithm.update_epoch", why=default)
     if "actor.global_batch_size" in m.source.values:
         wanted = max(round(rows / size), 1)
-        count = min(_divisors(rows), key=lambda n: abs(n - wanted))
+        small = [n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0]
+        count = min(sorted({*small, *(rows // n for n in small)}), key=lambda n: abs(n - wanted))
         m.write("algorithm.minibatches", count, "actor.global_batch_size", why=f"{size} of {rows} chunks")
         if count * size != rows:
             m.differ("actor.global_batch_size", f"{rows} chunks are split into {count} minibatches of {rows // count}")
     m.copy("engine.micro_batch_size", "actor.micro_batch_size")
     m.copy("seed", "actor.seed")
-    if m.get("actor.fsdp_config.gradient_checkpointing") and m.groups["model"] in NO_WEIGHTS:
-        m.differ("actor.fsdp_config.gradient_checkpointing", "this model is small enough to do without")
-    elif m.get("actor.fsdp_config.gradient_checkpointing"):
-        m.write("engine.gradient_checkpointing", True, "actor.fsdp_config.gradient_checkpointing")
-    if m.get("actor.enable_offload"):
-        m.write("engine.offload", "all", "actor.enable_offload")
-    else:
-        m.converted["actor.enable_offload"] = "engine.offload none"
-
-
-ROWS = ("env.num_envs", "rollout.episodes_per_slot", "rollout.num_chunks")
-
-
-def _divisors(number: int) -> list[int]:
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})
+    recompute = "actor.fsdp_config.gradient_checkpointing"
+    if m.groups["model"] not in NO_WEIGHTS:
+        m.switch("engine.gradient_checkpointing", True, recompute)
+    elif m.get(recompute):
+        m.differ(recompute, "this model is small enough to do without")
+    if not m.switch("engine.offload", "all", "actor.enable_offload"):
+        m.converted.add("actor.enable_offload")
 
 
 def _optimizer(m: Migration) -> None:
@@ -727,7 +507,7 @@ def _optimizer(m: Migration) -> None:
     if schedule in ("constant", "linear", "cosine"):
         m.copy("engine.optimizer.schedule", "actor.optim.lr_scheduler", lambda _: schedule)
     if not m.get("actor.optim.critic_warmup_steps"):
-        m.converted["actor.optim.critic_warmup_steps"] = "none"
+        m.converted.add("actor.optim.critic_warmup_steps")
 
 
 def _evaluation(m: Migration) -> None:
@@ -743,26 +523,23 @@ def _evaluation(m: Migration) -> None:
         why = f"there are {states} start states" if states < episodes else ""
         episodes = min(episodes, states)
         m.write("eval.episodes", episodes, *keys, why=why)
-    if m.get("env.eval.video_cfg.save_video"):
-        videos = min(4, episodes)
-        m.write("tracking.video.episodes", videos, "env.eval.video_cfg.save_video", why="RLinf records all")
+    videos = min(4, episodes)
+    m.switch("tracking.video.episodes", videos, "env.eval.video_cfg.save_video", why="RLinf records all")
 
 
 def _run(m: Migration) -> None:
     if not m.get("reward.use_reward_model"):
-        parts = {key for key in m.source.values if key.startswith("reward.")} - {"reward.use_reward_model"}
-        m.converted |= dict.fromkeys(parts, "no learned reward")
+        m.converted |= {key for key in m.source.values if key.startswith("reward.")} - {"reward.use_reward_model"}
     m.copy("run.name", "runner.logger.experiment_name", _folder_name)
-    limits = [m.whole(f"runner.{key}", -1) for key in ("max_epochs", "max_steps")]
-    if any(limit > 0 for limit in limits):
-        m.write("run.iterations", min(limit for limit in limits if limit > 0), "runner.max_epochs", "runner.max_steps")
-    for ours, theirs in (("run.eval_every", "val_check_interval"), ("run.save_every", "save_interval")):
-        m.copy(ours, f"runner.{theirs}", _no_less_than_0)
+    keys = ("runner.max_epochs", "runner.max_steps")
+    if limits := [limit for key in keys if (limit := int(m.number(key, -1))) > 0]:
+        m.write("run.iterations", min(limits), *keys)
+    for ours, theirs in (("run.eval_every", "val_check_interval"), ("run.save_every", "save_interval")):  # -1: never
+        m.copy(ours, f"runner.{theirs}", lambda every: max(every, 0) if isinstance(every, int) else every)
     backends = m.get("runner.logger.logger_backends", [])
     backends = list(dict.fromkeys(map(str, backends if isinstance(backends, list) else [backends])))
     known = [name for name in backends if name in SINKS]
-    sinks = list(dict.fromkeys(["console", "jsonl", *known]))
-    m.write("tracking.sinks", sinks, "runner.logger.logger_backends")
+    m.write("tracking.sinks", [*dict.fromkeys(["console", "jsonl", *known])], "runner.logger.logger_backends")
     if unknown := [name for name in backends if name not in known]:
         m.differ("runner.logger.logger_backends", f"no sink {', '.join(unknown)}")
 
@@ -771,8 +548,3 @@ def _folder_name(text: Any) -> str:
     """Return a text that is legal as the name of a run."""
     name = "".join(letter if letter.isprintable() and letter != "/" else "-" for letter in str(text)).strip(" .")
     return name.encode()[:LONGEST].decode(errors="ignore") or RunConfig.name
-
-
-def _no_less_than_0(every: Any) -> Any:
-    """Return how often something is done; RLinf writes -1 for never."""
-    return max(every, 0) if isinstance(every, int) else every

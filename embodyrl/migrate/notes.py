@@ -76,8 +76,7 @@ _RECORDED = "episodes are recorded with `embodyrl collect`"
 NOTES: dict[str, Note] = {
     "*.group_name": Note("processes have no names to choose"),
     "runner.task_type": Note("the task follows from the other settings"),
-    "runner.logger.log_path": Note("a run's folder is runs/<name>/<time>, or run.dir"),
-    "runner.logger.project_name": Note("a run's folder is runs/<name>/<time>, or run.dir"),
+    "runner.logger.log_path runner.logger.project_name": Note("a run's folder is runs/<name>/<time>, or run.dir"),
     "runner.only_eval": only_if(False, "off", "what is written here trains; evaluate with `embodyrl eval CHECKPOINT`"),
     "runner.resume_dir": never("a run continues with `embodyrl resume RUN`"),
     "runner.ckpt_path": never("weights to start from are model.checkpoint; evaluate with `embodyrl eval CHECKPOINT`"),
@@ -98,8 +97,7 @@ NOTES: dict[str, Note] = {
         "none", (1.0, 1), "no penalty for repeated tokens here: action tokens are no prose"
     ),
     "rollout.sampling_params.do_sample": only_if(True, "rollouts always draw actions"),
-    "rollout.sampling_params.max_new_tokens": Note("an action has as many tokens as it has"),
-    "algorithm.length_params.*": Note("an action has as many tokens as it has"),
+    "rollout.sampling_params.max_new_tokens algorithm.length_params.*": Note("an action has as many tokens as it has"),
     "actor.model.proprio_dim": Note("the simulator's states have as many numbers as they have"),
     "actor.training_backend": only_if("fsdp", "there is one", "torch's own parallelism trains here"),
     "actor.fsdp_config.amp_autocast.enabled": only_if(False, "off", "engine.precision decides about autocasting"),
@@ -111,21 +109,16 @@ NOTES: dict[str, Note] = {
     "actor.model.trust_remote_code": Note("no code of a checkpoint is run"),
     "actor.model.low_cpu_mem_usage": Note("always so"),
     "actor.model.attn_implementation": Note("torch chooses the kernel"),
-    "actor.model.action_dim": Note("the simulator says it"),
-    "actor.model.obs_dim": Note("the simulator says it"),
+    "actor.model.action_dim actor.model.obs_dim actor.model.openpi.action_env_dim": Note("the simulator says it"),
     "actor.model.value_type": only_if(
         "chunk_level",
         "the critic predicts values of chunks",
         "a critic, if there is one, predicts values of chunks here",
     ),
-    "actor.model.add_value_head": Note("the advantage decides whether there is a critic"),
-    "actor.model.*.add_value_head": Note("the advantage decides whether there is a critic"),
-    "actor.model.image_size": Note("the checkpoint says it"),
-    "actor.model.vocab_size": Note("the checkpoint says it"),
-    "actor.model.hidden_size": Note("the checkpoint says it"),
+    "actor.model.add_value_head actor.model.*.add_value_head": Note("the advantage decides whether there is a critic"),
+    "actor.model.image_size actor.model.vocab_size actor.model.hidden_size": Note("the checkpoint says it"),
     "actor.model.max_prompt_length": Note("prompts are as long as they are"),
     "actor.model.obs_converter_type": Note("the simulator names its cameras and states"),
-    "actor.model.openpi.action_env_dim": Note("the simulator says it"),
     "actor.model.openpi.use_dsrl": only_if(
         False, "off", "this is PPO or GRPO here; DSRL is algorithm: dsrl (docs/off_policy.md)"
     ),
@@ -171,7 +164,7 @@ NOTES: dict[str, Note] = {
     "env.eval.group_size": Note("an evaluation has no groups"),
     "env.eval.enable_offload": Note("env.offload decides this"),
 }
-"""Notes by patterns of keys; the first pattern that fits counts. Keys that are converted need none."""
+"""Notes by patterns of keys, in one text; the first that fits counts. Keys that are converted need none."""
 
 TWINS = {
     "env.eval.": ("env.train.", "evaluation has the simulator of training"),

@@ -10,11 +10,12 @@ import programs
 import pytest
 import yaml
 
-from embodyrl.cli.migrate import account, to_yaml
 from embodyrl.config import ConfigUse, load_config
 from embodyrl.config.issues import ConfigError
-from embodyrl.config.rlinf import Migration, convert
-from embodyrl.config.rlinf_files import RLinfError, read_rlinf
+from embodyrl.migrate.files import RLinfError, read_rlinf
+from embodyrl.migrate.migration import Migration
+from embodyrl.migrate.rlinf import convert
+from embodyrl.migrate.text import account, to_yaml
 
 MAIN: dict[str, Any] = {
     "defaults": ["env/suite@env.train", "env/suite@env.eval", {"model@actor.model": "net"}, "override hydra/x: y"],
