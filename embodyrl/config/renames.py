@@ -8,10 +8,18 @@ with what it is here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from embodyrl.config.fields import class_at, component_sections, find_setting, owners_of, settings_of
+from embodyrl.config.fields import (
+    choices_of,
+    class_at,
+    component_sections,
+    find_setting,
+    is_component,
+    owners_of,
+    settings_of,
+)
 from embodyrl.config.issues import KeyPath, dotted, key_path
 
 if TYPE_CHECKING:
@@ -288,13 +296,23 @@ def convert_saved(settings: Settings, root: type) -> None:
 
 
 def of_other_methods(settings: Settings, root: type) -> list[KeyPath]:
-    """Return the settings of the section `algorithm` that the chosen method does not have, and others do."""
-    section = settings_of(root)["algorithm"].section
-    given = settings.get(("algorithm",))
+    """Return the settings in the section `algorithm` that the chosen method does not have, and others do."""
+    section, given = settings_of(root)["algorithm"].section, settings.get(("algorithm",))
     if section is None or not isinstance(given, dict):
         return []
-    own = settings_of(class_at(section, given))
-    return [("algorithm", name) for name in given if name not in own and owners_of(section, name)]
+    return list(_only_elsewhere(class_at(section, given), choices_of(section), given, ("algorithm",)))
+
+
+def _only_elsewhere(own: type, others: Sequence[type], given: dict[str, Any], path: KeyPath) -> Iterator[KeyPath]:
+    """Yield the settings below a path that the dataclass `own` does not have, and one of `others` does."""
+    for name, value in given.items():
+        there = [settings_of(other)[name] for other in others if name in settings_of(other)]
+        mine = settings_of(own).get(name)
+        if mine is None:
+            yield from [(*path, name)] if there else []
+        elif mine.section is not None and not is_component(mine.section) and isinstance(value, dict):
+            below = [each.section for each in there if each.section is not None]
+            yield from _only_elsewhere(mine.section, below, value, (*path, name))
 
 
 def convert_options(options: dict[str, Any], section: str, known: type) -> dict[str, Any]:

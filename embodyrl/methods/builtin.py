@@ -62,8 +62,16 @@ def declare_algorithms() -> None:
         summary="soft actor-critic: learns from a replay of past decisions, with critics of actions",
     )
     ALGORITHMS.register(
+        "td3",
+        target=f"{HERE}.replay.iteration:offline_first",
+        options=f"{HERE}.td3.config:TD3Config",
+        learner=f"{HERE}.td3.learner:TwinDelayed",
+        demonstrations=None,
+        summary="twin delayed deterministic policy gradient: noise of a fixed size in place of an entropy; TD3+BC",
+    )
+    ALGORITHMS.register(
         "iql",
-        target=f"{HERE}.iql.iteration:iql",
+        target=f"{HERE}.replay.iteration:offline_first",
         options=f"{HERE}.iql.config:IQLConfig",
         learner=f"{HERE}.iql.learner:ImplicitQ",
         requires=DEMONSTRATED,
@@ -144,7 +152,7 @@ def declare_stages() -> None:
     )
     STAGES.register(
         "improve_offline",
-        target="embodyrl.methods.iql.stages:improve_offline",
+        target="embodyrl.methods.replay.stages:improve_offline",
         reads=("demonstrations",),
         changes=("policy",),
         summary="section algorithm.off_policy: learn from demonstrations alone",

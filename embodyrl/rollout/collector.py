@@ -21,6 +21,7 @@ from embodyrl.envs.manager import Simulators, StepResult
 from embodyrl.models.policy import ActOutput
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode, Following, Rollout
+from embodyrl.rollout.hooks import ActionHook, Decision, ExplorationNoise
 from embodyrl.rollout.interventions import Interventions
 from embodyrl.rollout.judging import Judge
 from embodyrl.screen import task
@@ -104,6 +105,7 @@ class Collector:
         slots: of the run; None: only those of this process.
         expert: acts beside the policy; None: nobody does.
         intervene: its settings.
+        exploration: standard deviation of Gaussian noise in what is executed, in units of half the action range.
         judge: says what is solved, and may end episodes; None: the simulators alone do.
     """
 
@@ -122,6 +124,7 @@ class Collector:
         slots: int | None = None,
         expert: Demonstrator | None = None,
         intervene: InterveneConfig | None = None,
+        exploration: float = 0.0,
         judge: Judge | None = None,
     ) -> None:
         self.manager = manager
@@ -155,6 +158,7 @@ class Collector:
         """Column that each slot is filling, `[num_envs]`."""
         self._numbers = np.full(manager.num_envs, -1, np.int64)
         self._tracker = EpisodeTracker(manager.num_envs)
+        self._hooks: list[ActionHook] = [ExplorationNoise(manager.spec, exploration)] if exploration else []
         self._interventions = None
         if expert is not None and intervene is not None:
             self._interventions = Interventions(
@@ -166,6 +170,7 @@ class Collector:
                 first_slot=first_slot,
                 seed=seed,
             )
+            self._hooks.append(self._interventions)
         self._judge = judge
         self._mode: Mode = "train"
         self._held: list[tuple[NDArray[np.int64], Observation]] = []
@@ -242,22 +247,30 @@ class Collector:
 
     def _decide_and_send(self, slots: NDArray[np.int64], observation: Observation, collected: _Progress) -> None:
         """Choose a chunk for each of some slots, send it to the simulators, and record it while they work."""
-        decision = self.engine.act(observation, self._mode, self.engine.noise[self._block[slots[0]]])
+        noise = self.engine.noise[self._block[slots[0]]]
+        decision = self.engine.act(observation, self._mode, noise)
         actions = self.engine.actions_of(decision)
-        corrected: dict[str, NDArray[Any]] = {}
-        if self._interventions is not None:
-            numbers, tracker, random = self._numbers[slots], self._tracker, self._mode == "random"
-            corrected = self._interventions.correct(
-                slots, numbers, observation, actions, tracker=tracker, random=random
+        told: dict[str, NDArray[Any]] = {}
+        for hook in self._hooks:
+            told |= hook.decide(
+                Decision(
+                    slots=slots,
+                    numbers=self._numbers[slots],
+                    observation=observation,
+                    actions=actions,
+                    random=self._mode == "random",
+                    tracker=self._tracker,
+                    noise=noise,
+                )
             )
-            actions = corrected["actions"]
+            actions = told["actions"]
         with self.clock.measure(Phase.simulate):
             self.manager.send(slots, actions, self._following(slots))
         self._scheduler.sent(slots)
         # Written only after the simulators have begun: copying images into the batch costs no time of theirs. The
         # observation is still intact, because the next images are drawn into the other bank (see EnvManager).
         columns = self._column[slots]
-        decided = self._decided(slots, observation, decision, actions) | corrected
+        decided = self._decided(slots, observation, decision, actions) | told
         collected.buffer.write(collected.decided[columns], columns, decided)
         collected.decided[columns] += 1
 

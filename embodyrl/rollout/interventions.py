@@ -20,6 +20,7 @@ from embodyrl.config.schema import Config
 from embodyrl.data.experts import Demonstrator, Remembering, actions_by, scripted_expert
 from embodyrl.envs import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.errors import RunError
+from embodyrl.rollout.hooks import Decision
 from embodyrl.seeding import derive_seed
 
 if TYPE_CHECKING:  # simulators start while torch is imported
@@ -83,38 +84,22 @@ class Interventions:
         self._draws = np.zeros((num_envs, spec.max_episode_steps))
         """A number in 0 .. 1 for each control step of these episodes."""
 
-    def correct(
-        self,
-        slots: NDArray[np.int64],
-        numbers: NDArray[np.int64],
-        observation: Observation,
-        actions: NDArray[np.float32],
-        *,
-        tracker: EpisodeTracker,
-        random: bool,
-    ) -> dict[str, NDArray[Any]]:
+    def decide(self, decision: Decision) -> dict[str, NDArray[Any]]:
         """Return what is executed in place of the policy's actions, as columns `[B, ...]`: `actions`, and `source`,
         `labels` and `labelled`.
-
-        Args:
-            slots: `[B]`.
-            numbers: of the episode of each slot, `[B]`.
-            observation: of these slots, with what the expert sees.
-            actions: of the policy, `[B, C, D]`.
-            tracker: of the episodes in progress.
-            random: the actions are random ones.
 
         Raises:
             ExpertError: the expert chooses an action that is not finite.
         """
-        self._follow(slots, numbers)
-        takes = self._takes(slots, tracker)
+        slots, observation, actions = decision.slots, decision.observation, decision.actions
+        self._follow(slots, decision.numbers)
+        takes = self._takes(slots, decision.tracker)
         asked = takes | (self._settings.labels is Labelled.every)
         labels = np.zeros_like(actions)
         if asked.any():
             seen = observation.take(asked)
             labels[asked, 0] = self._wanted(slots[asked], replace(seen, proprio=seen.privileged))
-        source = np.where(takes, Source.expert, Source.random if random else Source.policy)
+        source = np.where(takes, Source.expert, Source.random if decision.random else Source.policy)
         return {
             "actions": np.where(takes[:, None, None], labels, actions),
             "source": source.astype(np.uint8),

@@ -58,6 +58,7 @@ class EnvShare:
             slots=config.env.num_envs,
             expert=expert,
             intervene=needs.expert,
+            exploration=needs.exploration,
             judge=judge_of(config, manager.num_envs, engine.device),
         )
         self.seen: Seen | None = None

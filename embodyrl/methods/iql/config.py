@@ -60,6 +60,11 @@ class IQLConfig(CriticizedAlgorithmConfig):
         )
 
     @property
+    def iterations_offline(self) -> int:
+        """See `ReplayAlgorithmConfig`."""
+        return self.off_policy.offline_iterations
+
+    @property
     def unread_data(self) -> Sequence[str]:
         """See `ReplayAlgorithmConfig`."""
         return ("batch_size", "shift_pixels")

@@ -80,6 +80,11 @@ class ReplayAlgorithmConfig(AlgorithmConfig):
         return self.off_policy.intervene if isinstance(self.off_policy, CorrectedConfig) else None
 
     @property
+    def iterations_offline(self) -> int:
+        """Iterations that learn from demonstrations alone, before anything is collected."""
+        return 0
+
+    @property
     def unread_data(self) -> Sequence[str]:
         """Settings of the section `data` that it does not read though it learns from demonstrations."""
         return ()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from embodyrl.config.schema import Config
-from embodyrl.pipelines.pipeline import Stage
+from embodyrl.methods.replay.config import ReplayAlgorithmConfig
+from embodyrl.pipelines.pipeline import Iteration, Stage
 
 COLLECT = Stage("rollout", "collect")
 REMEMBER = Stage("remember", "remember")
@@ -18,3 +21,20 @@ def demonstrated(config: Config) -> list[Stage]:
     """The same, with demonstrations in every minibatch if there are any (Ball et al. 2023, Ross et al. 2011)."""
     shown = () if config.data.path is None else ("demonstrations",)
     return [COLLECT, REMEMBER, Stage("improve", "improve", reads=shown)]
+
+
+def offline_first(config: Config) -> list[Stage]:
+    """Learn from demonstrations alone for some iterations, then as `demonstrated`."""
+    assert isinstance(config.algorithm, ReplayAlgorithmConfig), "its registration says so"
+    offline = config.algorithm.iterations_offline
+
+    def is_offline(iteration: Iteration) -> bool:
+        return iteration.number <= offline
+
+    def is_online(iteration: Iteration) -> bool:
+        return not is_offline(iteration)
+
+    alone = [Stage("offline", "improve_offline", when=is_offline)] if offline else []
+    if not config.algorithm.needs(config).rollouts:
+        return alone
+    return [*alone, *(replace(stage, when=is_online) for stage in demonstrated(config))]

@@ -276,9 +276,13 @@ class CriticLearner(ReplayLearner):
                 optimizer.set_learning_rate(engine.version)
             for minibatch in engine.clock.pulling(Phase.preprocess, minibatches):
                 history.append(self._learn(minibatch, self.encode(minibatch)))
-                self.targets.follow(self.critics, self._sizes.tau)
+                self.follow()
             metrics = self._means(history)
         return metrics | engine.end_update(engine.optimizer.rate)
+
+    def follow(self) -> None:
+        """Let the slow copies follow, after every minibatch."""
+        self.targets.follow(self.critics, self._sizes.tau)
 
     @abstractmethod
     def _learn(self, minibatch: Minibatch, seen: EncodedMinibatch) -> Metrics:

@@ -11,7 +11,7 @@ from embodyrl.methods.replay.learner import ReplayLearner
 from embodyrl.methods.stages import batch_of, free_simulators
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.rollout.batch import BatchError
-from embodyrl.rollout.replay import Replay
+from embodyrl.rollout.replay import Beside, Replay
 from embodyrl.rollout.spread import bring_own
 
 HOPELESS = 20
@@ -43,6 +43,16 @@ def improve(iteration: Iteration) -> None:
     if iteration.config.algorithm.reward.name == "success" and replay.ended["episodes"] >= HOPELESS:
         _warn_of_no_success(iteration, replay)
     iteration.metrics |= iteration.engine.memory_metrics()
+
+
+def improve_offline(iteration: Iteration) -> None:
+    """Learn from demonstrations alone, `data.steps` steps. Adds `train/` metrics."""
+    replay, learner = replay_of(iteration), learner_of(iteration)
+    assert iteration.transitions is not None, "the config rules ask for data.path"
+    alone = Beside(demonstrations=iteration.transitions, share=1.0)
+    steps, size = iteration.config.data.steps, learner.algorithm.off_policy.batch_size
+    learner.learn_from(replay.minibatches(steps, size, alone), iteration)
+    iteration.metrics |= replay.metrics() | iteration.engine.memory_metrics()
 
 
 def _warn_of_no_success(iteration: Iteration, replay: Replay) -> None:

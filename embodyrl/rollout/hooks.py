@@ -1,0 +1,70 @@
+"""Hooks around the actions of a rollout: what is executed in place of what the policy has chosen.
+
+Shapes: `B` slots, `C` actions in a chunk, `D` action dims.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embodyrl.envs import Observation, SimulatorSpec
+from embodyrl.envs.conventions import unit_range
+
+if TYPE_CHECKING:
+    from embodyrl.rollout.episodes import EpisodeTracker
+
+
+@dataclass(kw_only=True)
+class Decision:
+    """Chunks that a policy has chosen for some slots, before they are executed."""
+
+    slots: NDArray[np.int64]
+    """`[B]`."""
+    numbers: NDArray[np.int64]
+    """Of the episode of each slot, `[B]`."""
+    observation: Observation
+    """Of these slots, with what an expert sees."""
+    actions: NDArray[np.float32]
+    """`[B, C, D]`, in the simulator's units."""
+    random: bool
+    """Whether they are random ones, from before anything was learned."""
+    tracker: EpisodeTracker
+    """Of the episodes in progress."""
+    noise: torch.Generator
+    """Random stream of these slots' block."""
+
+
+class ActionHook(Protocol):
+    """Replaces actions before they are executed."""
+
+    def decide(self, decision: Decision) -> dict[str, NDArray[Any]]:
+        """Return columns `[B, ...]` of the rollout: `actions`, those that are executed, and others that tell of
+        them."""
+        ...
+
+
+class ExplorationNoise:
+    """Adds Gaussian noise to what the policy has chosen (Fujimoto et al. 2018, arXiv:1802.09477, section 5).
+
+    Args:
+        simulator: its spec, for the range of actions.
+        deviation: standard deviation, in units of half the action range.
+    """
+
+    def __init__(self, simulator: SimulatorSpec, deviation: float) -> None:
+        self._low, self._high = simulator.action_low, simulator.action_high
+        self._deviation = deviation * unit_range(simulator)[1]
+
+    def decide(self, decision: Decision) -> dict[str, NDArray[Any]]:
+        """See `ActionHook`; random actions stay."""
+        actions = decision.actions
+        if not decision.random:
+            drawn = torch.randn(actions.shape, generator=decision.noise, device=decision.noise.device)
+            noisy = actions + self._deviation * drawn.cpu().numpy()
+            actions = noisy.clip(self._low, self._high).astype(np.float32)
+        return {"actions": actions}
