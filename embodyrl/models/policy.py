@@ -33,8 +33,6 @@ ACTION_WEIGHTS = "action_weights"
 """Name of a further input of `sft_loss`."""
 SAMPLE_WEIGHTS = "sample_weights"
 """Name of another one, `[B]`: how much each sample counts; see `mean_over_samples`."""
-PUBLISHED = "<published>"
-"""Value of `checkpoint` that stands for the published size without weights, for planning and benchmarks."""
 WEIGHTS_FILE = "model.safetensors"
 
 

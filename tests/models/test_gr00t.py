@@ -264,7 +264,7 @@ def test_statistics_of_a_dataset_for_a_new_robot(whole: Path, tmp_path: Path) ->
     saved.mkdir()
     policy.save(saved, policy.config)
     again = load(saved, embodiment_tag=None, simulator=spec)
-    assert torch.equal(again.action_range.half_width, policy.action_range.half_width)
+    assert torch.equal(again.actions.divisor, policy.actions.divisor)
     with pytest.raises(PolicyError, match=r"names 1 camera,.* trained with 2 images: front, hand"):
         load(saved, embodiment_tag=None, simulator=dataclasses.replace(spec, cameras=("front",)))
 
@@ -289,8 +289,8 @@ def test_statistics_in_a_checkpoint_of_lerobot(whole: Path, folder: Path) -> Non
     """They are those of the robot that it names."""
     theirs = load(as_lerobot(folder, TAG), embodiment_tag=None, simulator=SPEC)
     ours = load(whole, simulator=SPEC)
-    torch.testing.assert_close(theirs.state_range.half_width, ours.state_range.half_width)
-    torch.testing.assert_close(theirs.action_range.centre, ours.action_range.centre)
+    torch.testing.assert_close(theirs.states.divisor, ours.states.divisor)
+    torch.testing.assert_close(theirs.actions.origin, ours.actions.origin)
     assert list(theirs.files.metadata) == ["gr1"]
 
 

@@ -11,7 +11,7 @@ from embodyrl.config.schema import WIDEST_LAYER, setting
 from embodyrl.errors import did_you_mean
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
-from embodyrl.models.vla.checkpoint import check_whole
+from embodyrl.models.vla.folder import check_whole
 
 
 class Normalization(StrEnum):

@@ -10,8 +10,9 @@ from typing import Any
 from embodyrl.config.schema import setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
-from embodyrl.models.vla.checkpoint import check_whole
+from embodyrl.models.lerobot import check_type
 from embodyrl.models.vla.config import Frozen
+from embodyrl.models.vla.folder import check_whole
 
 
 class Normalization(StrEnum):
@@ -214,11 +215,7 @@ class Architecture:
             PolicyError: the file is that of another model, or names unknown sizes.
         """
         written = config.get("type", config.get("model_type", name))
-        written = OTHERS.get(str(written), written)
-        if written != name:
-            raise PolicyError(
-                f"config.json is that of a {written!r} model: set model.name to that one, or give another folder"
-            )
+        check_type({"type": OTHERS.get(str(written), written)}, name)
         vlm, expert = _part(config, "vlm_config"), _part(config, "dit_config")
         text = None if vlm is None else _needed(vlm, "vlm_config", "text_config")
         vocabulary = _whole(text or {}, "vlm_config.text_config.", "vocab_size", default=VOCABULARY)
