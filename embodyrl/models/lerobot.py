@@ -438,6 +438,12 @@ class LerobotFiles(CheckpointFolder):
         return Statistics(source=source, features=features, ways=section(self.config, MAPPING), sizes=sizes)
 
     @classmethod
+    def read(cls, config: Any) -> Self:
+        """See `CheckpointFolder.read`."""
+        folder = Path(config.checkpoint)
+        return cls(companions=read_companions(folder), buffers=read_buffers(folder))
+
+    @classmethod
     def new(
         cls,
         description: Mapping[str, Any],

@@ -26,9 +26,10 @@ from embodyrl.models import PolicyError, PolicyObservation, SupportedModel, buil
 from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.pi.checkpoint import HEAD, WORDS, CheckpointFiles, robot_of
 from embodyrl.models.pi.config import GemmaSizes, Normalization, Pi05Config, ScratchConfig, StateInput
-from embodyrl.models.pi.network import Attention, Rotation, stacked
+from embodyrl.models.pi.network import Rotation
 from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE
 from embodyrl.models.vla.fits import SimulatorSizes
+from embodyrl.models.vla.transformer import Attention, stacked
 
 SPEC = SimulatorSpec(
     tasks={"push": "push the cube", "pull": "pull the red cube back"},
@@ -979,4 +980,5 @@ def test_heads_that_share_keys_attend_as_heads_with_copies_of_them_do() -> None:
     copies = [part.repeat_interleave(3, dim=1) for part in (rotation(keys), values)]
     weights = (rotation(queries) @ copies[0].transpose(2, 3) / 2.0).masked_fill(~mask, -torch.inf).softmax(-1)
     wanted = attention.o_proj((weights @ copies[1]).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(attention(x, stacked(mask, 3), rotation, None)[0], wanted, atol=1e-6, rtol=1e-5)
+    found = attention(attention.queries(x, rotation), attention.keys_values(x, rotation), stacked(mask, 3))
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from embodyrl.envs import SimulatorSpec
@@ -25,8 +24,6 @@ from embodyrl.models.lerobot import (
     Scale,
     new_features,
     new_numbers,
-    read_buffers,
-    read_companions,
 )
 
 PREFIX = "model."
@@ -58,12 +55,6 @@ class CheckpointFiles(LerobotFiles):
     """All files of a checkpoint except the weights."""
 
     DEFAULTS = DEFAULTS
-
-    @classmethod
-    def read(cls, config: ACTConfig) -> CheckpointFiles:
-        """See `CheckpointFolder.read`."""
-        folder = Path(str(config.checkpoint))
-        return cls(companions=read_companions(folder), buffers=read_buffers(folder))
 
     @classmethod
     def scratch(cls, config: ACTConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
