@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE, open_shard, shard_files
+from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE, open_shard, shard_files, weight_shapes
 from embodyrl.models.vla.config import WeightType
 
 DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
@@ -47,15 +47,13 @@ def read_weights(network: nn.Module, folder: Path, naming: Naming) -> dict[str, 
         PolicyError: files are missing or damaged, or names or shapes differ (each is named).
     """
     own = dict(network.named_parameters())
-    found: dict[str, Sequence[int]] = {}
-    shards = shard_files(folder)
-    for path in shards:
-        found |= {name: shape for public, shape in _shapes(path) if (name := naming.own(public)) is not None}
+    shapes = weight_shapes(folder)
+    found = {name: shape for public, shape in shapes.items() if (name := naming.own(public)) is not None}
     if faults := differences(shapes_of(own), found, naming.public):
         more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
         raise PolicyError(f"weights in {folder} do not fit: {'; '.join(faults[:_NAMED])}{more}")
     types: dict[str, torch.dtype] = {}
-    for path in shards:
+    for path in shard_files(folder):
         for public, tensor in _tensors(path):
             if (name := naming.own(public)) is not None:
                 types[name] = tensor.dtype
@@ -69,12 +67,6 @@ def read_metadata(folder: Path) -> Mapping[str, str] | None:
     with open_shard(shard_files(folder)[0], "pt") as shard:
         found: Mapping[str, str] | None = shard.metadata()
     return found
-
-
-def _shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    with open_shard(path, "pt") as shard:
-        for name in shard.keys():  # noqa: SIM118 - not a mapping
-            yield name, tuple(shard.get_slice(name).get_shape())
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:

@@ -355,7 +355,7 @@ def test_prompts_have_one_length_and_padding_where_it_is_asked_for(whole: Path) 
     alone, both = policy.preprocess(views([short])), policy.preprocess(views([short, long]))
     assert torch.equal(alone["input_ids"][0], both["input_ids"][0])
     assert both["attention_mask"].sum(1).tolist() == [len(policy.prompts.encode(task)) for task in (short, long)]
-    pad = read_tokenizer(policy.files.tokenizer).token_to_id(PAD)
+    pad = read_tokenizer(policy.files.companions).token_to_id(PAD)
     assert both["input_ids"][0, 0] == pad and not both["attention_mask"][0, 0]
     right = load(whole, simulator=SPEC, padding="right", prompt_length=60).preprocess(views([short]))
     assert right["input_ids"].shape == (1, 60)

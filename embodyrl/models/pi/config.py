@@ -11,7 +11,7 @@ from embodyrl.config.schema import setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
 from embodyrl.models.lerobot import check_type
-from embodyrl.models.vla.config import Frozen
+from embodyrl.models.vla.config import SIGLIP_SO400M, Frozen
 from embodyrl.models.vla.folder import check_whole
 
 
@@ -154,14 +154,6 @@ GEMMA_KEYS = {
     "head_dim": "head_dim",
 }
 """Their names in config.json."""
-SO400M = {
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "patch_size": 14,
-    "image_size": 224,
-}
 VOCABULARY = 257152
 OTHERS = {"gr00t_n1_5": "gr00t", "groot": "gr00t"}
 """Names in this package of models that have another name in their config.json."""
@@ -289,12 +281,12 @@ def _sizes(config: Mapping[str, Any], where: str) -> GemmaSizes:
 
 def _vision(config: Mapping[str, Any], vlm: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the sizes of SigLIP; config.json has the image's side separately."""
-    sizes = SO400M if vlm is None else _needed(vlm, "vlm_config", "vision_config")
-    found = {key: _whole(sizes, "vlm_config.vision_config.", key) for key in SO400M if key != "image_size"}
+    sizes = SIGLIP_SO400M if vlm is None else _needed(vlm, "vlm_config", "vision_config")
+    found = {key: _whole(sizes, "vlm_config.vision_config.", key) for key in SIGLIP_SO400M if key != "image_size"}
     if found["hidden_size"] % found["num_attention_heads"]:
         heads = found["num_attention_heads"]
         raise _damaged("vlm_config.vision_config.hidden_size", found["hidden_size"], f"a multiple of {heads} heads")
-    resolution = config.get("image_resolution", [SO400M["image_size"]])
+    resolution = config.get("image_resolution", [SIGLIP_SO400M["image_size"]])
     if not isinstance(resolution, list) or not resolution:
         raise _damaged("image_resolution", resolution, "a list of two sides in pixels")
     return found | {"image_size": _whole({"image_resolution[0]": resolution[0]}, "", "image_resolution[0]")}

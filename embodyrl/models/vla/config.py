@@ -33,3 +33,14 @@ class StateInput(StrEnum):
 
     token = "token"
     none = "none"
+
+
+SIGLIP_SO400M = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 14,
+}
+"""Sizes of the vision tower of pi0 and GR00T, as transformers names them."""
