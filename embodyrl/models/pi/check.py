@@ -202,7 +202,7 @@ def _check_scratch(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
         nothing = CheckpointFiles(config={}, companions={}, layout=Layout())
         there = SimulatorSizes.of_config(config)
         robot = yield from _read_robot(there, model, nothing)
-        yield from check_sizes(robot, None, there, "model.statistics", states=STATES)
+        yield from check_sizes(robot, there, "model.statistics", states=STATES)
         yield from _relative_to_nothing(robot, model.relative_action_dims)
 
 
@@ -290,7 +290,8 @@ def misfits(
         relative: leading action dims that are relative to the state.
     """
     yield from check_horizon(chunk, sizes.horizon)
-    yield from check_sizes(robot, sizes, there, "model.unnorm_key", "model.statistics", states=STATES)
+    most = (sizes.state_dim, sizes.action_dim)
+    yield from check_sizes(robot, there, "model.unnorm_key", "model.statistics", states=STATES, most=most)
     yield from _relative_to_nothing(robot, relative)
 
 

@@ -11,7 +11,7 @@ from embodyrl.config.schema import setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
 from embodyrl.models.lerobot import check_type
-from embodyrl.models.vla.config import SIGLIP_SO400M, Frozen
+from embodyrl.models.vla.config import SIGLIP_SO400M, Frozen, StackSizes
 from embodyrl.models.vla.folder import check_whole
 
 
@@ -129,15 +129,10 @@ class Pi05Config(PiConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GemmaSizes:
+class GemmaSizes(StackSizes):
     """Shape of a transformer."""
 
-    width: int
     layers: int
-    mlp: int
-    heads: int
-    kv_heads: int
-    head_dim: int
 
 
 GEMMA = {

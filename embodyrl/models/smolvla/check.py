@@ -104,7 +104,7 @@ def _check_scratch(config: Config, model: SmolVLAConfig) -> Iterator[ConfigIssue
     if model.statistics is not None and Path(model.statistics).is_file():  # those of demonstrations may be yet to come
         there = SimulatorSizes.of_config(config)
         robot = yield from _read_robot(files_before_simulator(config.env.cameras, sizes.image_size, *there), model)
-        yield from check_sizes(robot, None, there, "model.statistics", states=STATES)
+        yield from check_sizes(robot, there, "model.statistics", states=STATES)
 
 
 def _check_folder(config: Config, model: SmolVLAConfig) -> Iterator[ConfigIssue]:
@@ -152,4 +152,5 @@ def misfits(
     """
     yield from check_horizon(chunk, sizes.horizon)
     yield from check_horizon(model.horizon or 0, sizes.horizon, "model.horizon")
-    yield from check_sizes(robot, sizes, there, "model.statistics", states=STATES)
+    most = (sizes.state_dim, sizes.action_dim)
+    yield from check_sizes(robot, there, "model.statistics", states=STATES, most=most)

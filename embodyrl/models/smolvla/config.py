@@ -10,7 +10,7 @@ from embodyrl.config.schema import setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
 from embodyrl.models.lerobot import VISION, check_type, refuse_unknown, section
-from embodyrl.models.vla.config import Frozen, StateInput
+from embodyrl.models.vla.config import Frozen, StackSizes, StateInput
 from embodyrl.models.vla.folder import check_real, check_whole, damaged
 
 
@@ -157,14 +157,9 @@ class VisionSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StackSizes:
+class LlamaSizes(StackSizes):
     """Shape of the language model or of the action expert."""
 
-    width: int
-    mlp: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     epsilon: float
 
 
@@ -173,8 +168,8 @@ class Architecture:
     """Everything that determines shapes and connections of the network."""
 
     vision: VisionSizes
-    language: StackSizes
-    expert: StackSizes
+    language: LlamaSizes
+    expert: LlamaSizes
     crosses: tuple[bool, ...]
     """For each layer: whether actions attend to the language model only (True), or to each other as well."""
     vocabulary: int
@@ -266,7 +261,7 @@ def _layers(config: Mapping[str, Any], vlm: Mapping[str, Any]) -> int:
     return layers
 
 
-def _language(vlm: Mapping[str, Any]) -> StackSizes:
+def _language(vlm: Mapping[str, Any]) -> LlamaSizes:
     text = section(vlm, "text_config")
     if text.get("hidden_act", "silu") != "silu":
         raise PolicyError(f"the vision-language model has hidden_act {text['hidden_act']!r}, only silu is implemented")
@@ -274,7 +269,7 @@ def _language(vlm: Mapping[str, Any]) -> StackSizes:
     kv_heads = _number(text, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise damaged("text_config.num_key_value_heads", kv_heads, f"a divisor of {heads} heads")
-    return StackSizes(
+    return LlamaSizes(
         width=width,
         mlp=_size(text, "text_config.intermediate_size"),
         heads=heads,
@@ -284,7 +279,7 @@ def _language(vlm: Mapping[str, Any]) -> StackSizes:
     )
 
 
-def _expert(language: StackSizes, multiplier: Any) -> StackSizes:
+def _expert(language: LlamaSizes, multiplier: Any) -> LlamaSizes:
     """Return the sizes of the action expert, whose feed-forward layers are two thirds of four widths, rounded up to a
     multiple of 256."""
     width = int(language.width * check_real(multiplier, "expert_width_multiplier", above=0.0, below=1e3))

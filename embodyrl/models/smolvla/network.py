@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodyrl.models.smolvla.config import Architecture, StackSizes, VisionSizes
+from embodyrl.models.smolvla.config import Architecture, LlamaSizes, VisionSizes
 from embodyrl.models.vla.transformer import MLP, Attention, KeysValues, joined, project, stacked, time_embedding
 
 # ------------------------------------------------------------------------------------------------------------- vision
@@ -169,7 +169,7 @@ class Layer(nn.Module):
         crosses: see `Attention`.
     """
 
-    def __init__(self, sizes: StackSizes, *, crosses: bool = False) -> None:
+    def __init__(self, sizes: LlamaSizes, *, crosses: bool = False) -> None:
         super().__init__()
         self.shared = sizes.heads // sizes.kv_heads
         self.input_layernorm = RMSNorm(sizes.width, sizes.epsilon)
@@ -209,7 +209,7 @@ class SelfLayer(Layer):
 class CrossLayer(Layer):
     """Layer whose tokens attend to what it makes of the language model's keys and values, and not to each other."""
 
-    def __init__(self, sizes: StackSizes) -> None:
+    def __init__(self, sizes: LlamaSizes) -> None:
         super().__init__(sizes, crosses=True)
 
     def forward(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -33,6 +34,17 @@ class StateInput(StrEnum):
 
     token = "token"
     none = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackSizes:
+    """Shape of a stack of transformer layers whose heads share keys and values."""
+
+    width: int
+    mlp: int
+    heads: int
+    kv_heads: int
+    head_dim: int
 
 
 SIGLIP_SO400M = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import action_dim, state_dim
@@ -40,20 +40,6 @@ class SimulatorSizes(NamedTuple):
     def of_config(cls, config: Config) -> SimulatorSizes:
         """Return those of the simulator that a config names."""
         return cls(state_dim(config), action_dim(config))
-
-
-class NetworkSizes(Protocol):
-    """Numbers that a network takes."""
-
-    @property
-    def state_dim(self) -> int:
-        """Of a state, with padding."""
-        ...
-
-    @property
-    def action_dim(self) -> int:
-        """Of an action, with padding."""
-        ...
 
 
 # ----------------------------------------------------------------------------------------------- without a checkpoint
@@ -147,20 +133,23 @@ def check_horizon(
 
 
 def check_sizes(
-    robot: Robot | None, network: NetworkSizes | None, there: SimulatorSizes, *settings: str, states: str
+    robot: Robot | None,
+    there: SimulatorSizes,
+    *settings: str,
+    states: str,
+    most: tuple[float, float] = (math.inf, math.inf),
 ) -> Iterator[ConfigIssue]:
     """Yield an issue for each size of a robot that exceeds the network's or is not the simulator's.
 
     Args:
         robot: normalisation of its states and actions; None: it cannot be read.
-        network: None: it is built to fit.
         there: the simulator's sizes.
         settings: that choose the statistics.
         states: what else could be changed if states differ.
+        most: numbers of a state and of an action that the network takes.
     """
     if robot is None:
         return
-    most = (math.inf, math.inf) if network is None else (network.state_dim, network.action_dim)
     rows = (
         ("states", robot.states, most[0], there.proprio, states),
         ("actions", robot.actions, most[1], there.action, "its matching controller"),

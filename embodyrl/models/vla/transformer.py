@@ -7,26 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from embodyrl.models.vla.config import StackSizes
+
 KeysValues = tuple[Tensor, Tensor]
 """Rotated keys and values of a layer, `[B, h_kv, L, d]` each."""
 Rotation = Callable[[Tensor], Tensor]
 """Adds positions to queries or keys `[B, h, L, d]`."""
-
-
-class Sizes(Protocol):
-    """Shape of a stack of layers; see `Attention` and `MLP`."""
-
-    width: int
-    mlp: int
-    heads: int
-    kv_heads: int
-    head_dim: int
 
 
 def project(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -57,7 +48,7 @@ class Attention(nn.Module):
         crosses: keys and values are made from another stack's, not from the tokens.
     """
 
-    def __init__(self, sizes: Sizes, *, crosses: bool = False) -> None:
+    def __init__(self, sizes: StackSizes, *, crosses: bool = False) -> None:
         super().__init__()
         self.head_dim = sizes.head_dim
         kept = sizes.kv_heads * sizes.head_dim
@@ -98,7 +89,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Gated feed-forward layer."""
 
-    def __init__(self, sizes: Sizes, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, sizes: StackSizes, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.activation = activation
         self.gate_proj = nn.Linear(sizes.width, sizes.mlp, bias=False)
