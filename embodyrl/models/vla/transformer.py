@@ -22,9 +22,10 @@ Rotation = Callable[[Tensor], Tensor]
 
 def project(layer: nn.Linear, x: Tensor) -> Tensor:
     """Apply a linear layer to `x` in the type of its weights: with weights in 16 bits some layers keep 32."""
-    # Autocast has a type of its own for all of them.
-    same = x if torch.is_autocast_enabled(x.device.type) else x.to(layer.weight.dtype)
-    projected: Tensor = layer(same)
+    # Autocast, which tensors without data do not have, chooses a type itself.
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        x = x.to(layer.weight.dtype)
+    projected: Tensor = layer(x)
     return projected
 
 
