@@ -44,6 +44,7 @@ class Gr00tPolicy(FlowPolicy):
     """
 
     config: Gr00tConfig
+    network: Gr00tNetwork
     files: CheckpointFiles
     value_changes = False
 

@@ -60,6 +60,7 @@ class PiPolicy(FlowPolicy):
     """
 
     config: PiConfig
+    network: Pi
     files: CheckpointFiles
 
     def __init__(self, config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:

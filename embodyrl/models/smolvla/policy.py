@@ -56,6 +56,7 @@ class SmolVLAPolicy(FlowPolicy):
     """
 
     config: SmolVLAConfig
+    network: SmolVLA
     files: CheckpointFiles
 
     def __init__(self, config: SmolVLAConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
