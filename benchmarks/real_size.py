@@ -43,9 +43,8 @@ from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models import build_policy
 from embodyrl.models.gr00t.network import NAMING as GR00T_NAMES
 from embodyrl.models.pi.checkpoint import Layout
-from embodyrl.models.policy import PUBLISHED
 from embodyrl.models.prismatic.network import NAMING as PRISMATIC_NAMES
-from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE, INDEX_FILE, shard_files
+from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE, INDEX_FILE, PUBLISHED, shard_files
 from embodyrl.models.weights import Naming
 from embodyrl.registry import SupportedModel
 from embodyrl.runs import GRAPH_FILE

@@ -18,11 +18,7 @@ def on_libero(name: str, *suites: str, **options: Any) -> PublicCheckpoint:
 
 
 PI: dict[str, Any] = {
-    "critic": True,
-    "weighs": True,
     "usual_chunk": 10,
-    "blocks": True,
-    "standalone": True,
     "check": "embodyrl.models.pi.check:check",
     "flow": "embodyrl.models.pi.check:flow_sizes",
     "notes": "embodyrl.models.pi.check:notes",
@@ -30,6 +26,23 @@ PI: dict[str, Any] = {
     "kept": {"denoising_times": "summed", "normalization": None},
 }
 """Fields that pi0 and pi0.5 share."""
+
+
+def register_family(name: str, policy: str, options: str, **fields: Any) -> None:
+    """Register a model whose public checkpoints are read.
+
+    Args:
+        name: of the model.
+        policy: class in the family's `policy` module, `family:Class`.
+        options: class in its `config` module, likewise.
+        fields: further ones of the entry.
+    """
+    target, settings = policy.replace(":", ".policy:"), options.replace(":", ".config:")
+    usual = {"requires": VLA, "critic": True, "weighs": True, "blocks": True, "standalone": True}
+    SupportedModel.register(
+        name, target=f"embodyrl.models.{target}", options=f"embodyrl.models.{settings}", **usual | fields
+    )
+
 
 SupportedModel.register(
     "mlp",
@@ -58,16 +71,11 @@ SupportedModel.register(
     check="embodyrl.models.cnn.options:check",
     summary="CNN on images, and the robot's state; continuous or discrete actions",
 )
-SupportedModel.register(
+register_family(
     "openvla",
-    target="embodyrl.models.openvla.policy:OpenVLAPolicy",
-    options="embodyrl.models.openvla.config:OpenVLAConfig",
-    requires=VLA,
-    critic=True,
-    weighs=True,
+    "openvla:OpenVLAPolicy",
+    "openvla:OpenVLAConfig",
     max_chunk=1,
-    blocks=True,
-    standalone=True,
     check="embodyrl.models.openvla.config:check",
     notes="embodyrl.models.prismatic.check:notes",
     published="the published OpenVLA 7B",
@@ -78,16 +86,11 @@ SupportedModel.register(
     ],
     summary="OpenVLA (7B): one image and a task description; an action in tokens, one by one",
 )
-SupportedModel.register(
+register_family(
     "openvla_oft",
-    target="embodyrl.models.openvla_oft.policy:OpenVLAOFTPolicy",
-    options="embodyrl.models.openvla_oft.config:OpenVLAOFTConfig",
-    requires=VLA,
-    critic=True,
-    weighs=True,
+    "openvla_oft:OpenVLAOFTPolicy",
+    "openvla_oft:OpenVLAOFTConfig",
     usual_chunk=8,
-    blocks=True,
-    standalone=True,
     check="embodyrl.models.openvla_oft.config:check",
     notes="embodyrl.models.openvla_oft.config:notes",
     published="the published OpenVLA-OFT 7B",
@@ -105,16 +108,11 @@ SupportedModel.register(
     ],
     summary="OpenVLA-OFT (7B): images, robot state and a task description; a chunk of actions in one pass",
 )
-SupportedModel.register(
+register_family(
     "gr00t",
-    target="embodyrl.models.gr00t.policy:Gr00tPolicy",
-    options="embodyrl.models.gr00t.config:Gr00tConfig",
-    requires=VLA,
-    critic=True,
-    weighs=True,
+    "gr00t:Gr00tPolicy",
+    "gr00t:Gr00tConfig",
     usual_chunk=16,
-    blocks=True,
-    standalone=True,
     check="embodyrl.models.gr00t.check:check",
     flow="embodyrl.models.gr00t.check:flow_sizes",
     kept={"prompt_length": None},
@@ -127,11 +125,10 @@ SupportedModel.register(
     ],
     summary="GR00T N1.5 (2.7B): images, robot state and a task description; a chunk of actions from noise",
 )
-SupportedModel.register(
+register_family(
     "pi0",
-    target="embodyrl.models.pi.policy:PiPolicy",
-    options="embodyrl.models.pi.config:Pi0Config",
-    requires=VLA,
+    "pi:PiPolicy",
+    "pi:Pi0Config",
     **PI,
     published="the published pi0 (3.5B)",
     checkpoints=[
@@ -142,11 +139,10 @@ SupportedModel.register(
     ],
     summary="pi0 (3B): images, robot state and a task description; a chunk of actions from noise",
 )
-SupportedModel.register(
+register_family(
     "pi05",
-    target="embodyrl.models.pi.policy:PiPolicy",
-    options="embodyrl.models.pi.config:Pi05Config",
-    requires=VLA,
+    "pi:PiPolicy",
+    "pi:Pi05Config",
     **PI | {"kept": {**PI["kept"], "padded_state": False}},
     published="the published pi0.5 (3.6B)",
     checkpoints=[
@@ -155,16 +151,12 @@ SupportedModel.register(
     ],
     summary="pi0.5 (3B): images and a task description that may contain the robot state; a chunk of actions from noise",
 )
-SupportedModel.register(
+register_family(
     "smolvla",
-    target="embodyrl.models.smolvla.policy:SmolVLAPolicy",
-    options="embodyrl.models.smolvla.config:SmolVLAConfig",
+    "smolvla:SmolVLAPolicy",
+    "smolvla:SmolVLAConfig",
     requires=[Requirement(module="tokenizers", install="pip install 'embodyrl[vla]'")],
-    critic=True,
-    weighs=True,
     usual_chunk=50,
-    blocks=True,
-    standalone=True,
     check="embodyrl.models.smolvla.check:check",
     notes="embodyrl.models.smolvla.check:notes",
     executed="embodyrl.models.lerobot:executed",
@@ -176,15 +168,12 @@ SupportedModel.register(
     ],
     summary="SmolVLA (450M): images, robot state and a task description; a chunk of actions from noise",
 )
-SupportedModel.register(
+register_family(
     "act",
-    target="embodyrl.models.act.policy:ACTPolicy",
-    options="embodyrl.models.act.config:ACTConfig",
-    critic=True,
-    weighs=True,
+    "act:ACTPolicy",
+    "act:ACTConfig",
+    requires=[],
     usual_chunk=100,
-    blocks=True,
-    standalone=True,
     check="embodyrl.models.act.check:check",
     notes="embodyrl.models.act.check:notes",
     executed="embodyrl.models.lerobot:executed",

@@ -12,16 +12,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
+from embodyrl.envs import SimulatorSpec
+from embodyrl.envs.conventions import unit_range
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, open_shard, parse_json, read_json, shard_files
 from embodyrl.models.unread import refuse_other_weights
-from embodyrl.models.vla.checkpoint import CONFIG, first_not_finite, impossible, parse_statistics
+from embodyrl.models.vla.folder import (
+    CONFIG,
+    CheckpointFolder,
+    damaged,
+    finite_numbers,
+    impossible,
+    parse_statistics,
+    wrong,
+)
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 STEP_FILE = "_processor.safetensors"
@@ -42,6 +53,8 @@ KNOWN_NUMBERS = tuple(dict.fromkeys(name for names in NUMBERS.values() for name 
 
 VISION, STATE, ACTION = "VISUAL", "observation.state", "action"
 """Kind of the features that are images, and names of two others."""
+ENVIRONMENT, ENV = "observation.environment_state", "ENV"
+"""Name and kind of the input that is the state of the environment and not of the robot."""
 KINDS = (VISION, "STATE", "ACTION")
 """Kinds of the features that are normalised."""
 IMAGES = "observation.image"
@@ -69,6 +82,15 @@ class Scale:
 
     def __len__(self) -> int:
         return len(self.origin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Robot:
+    """Normalisation of one robot's states and actions."""
+
+    states: Scale | None
+    """None: the model reads no states."""
+    actions: Scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,18 +161,17 @@ class Statistics:
         )
 
     def _column(self, where: str, numbers: Any) -> Vector:
-        if not isinstance(numbers, list):
-            raise PolicyError(
-                f"{self.source}: {where} is {numbers!r}, a list of numbers was expected: set model.statistics to "
-                "another file"
-            )
-        numbers = [_innermost(number) for number in numbers]
-        if (place := first_not_finite(numbers)) is not None:
-            raise PolicyError(
-                f"{self.source}: {where}[{place}] is {numbers[place]!r}, a finite number was expected: set "
-                "model.statistics to another file"
-            )
-        return np.array(numbers, np.float64)
+        """Return a list of finite numbers; each of those of images, of shape `[3, 1, 1]`, is in lists of one entry."""
+        if isinstance(numbers, list):
+            numbers = [_innermost(number) for number in numbers]
+        return np.array(finite_numbers(numbers, f"{self.source}: {where}", wrong_number), np.float64)
+
+
+def wrong_number(
+    where: str, found: object, expected: str, remedy: str = "set model.statistics to another file"
+) -> PolicyError:
+    """Return the error for what is at a place of statistics."""
+    return PolicyError(f"{where} is {found!r}, {expected} was expected: {remedy}")
 
 
 def scale_of(way: str, first: Vector, second: Vector) -> Scale:
@@ -167,44 +188,9 @@ def unscaled(size: int) -> Scale:
 
 
 def _innermost(number: Any) -> Any:
-    """Return the number in lists of one entry: those of images have the shape `[3, 1, 1]`."""
     while isinstance(number, list) and len(number) == 1:
         number = number[0]
     return number
-
-
-def read_statistics(
-    config: Mapping[str, Any], companions: Mapping[str, bytes], buffers: Mapping[str, NDArray[Any]]
-) -> Statistics:
-    """Return the statistics of a policy's folder.
-
-    Args:
-        config: its config.json, filled up with LeRobot's defaults.
-        companions: contents of its other files, by path.
-        buffers: from `read_buffers`.
-
-    Raises:
-        PolicyError: a file is damaged.
-    """
-    source, features = next(_sources(config, companions, buffers), ("the checkpoint", {}))
-    return _statistics(config, source, features)
-
-
-def read_statistics_file(config: Mapping[str, Any], path: str) -> Statistics:
-    """Return the statistics in another file, for a policy with this config.json.
-
-    Raises:
-        PolicyError: it does not exist, is of another kind, or is damaged.
-    """
-    if not Path(path).is_file() or not path.endswith((STATS_FILE, STEP_FILE)):
-        raise PolicyError(f"model.statistics = {path!r} is no file called {STATS_FILE} or ..{STEP_FILE}")
-    parse = parse_json if path.endswith(STATS_FILE) else parse_statistics
-    return _statistics(config, path, parse(Path(path).read_bytes(), path))
-
-
-def _statistics(config: Mapping[str, Any], source: str, features: Mapping[str, Any]) -> Statistics:
-    sizes = {name: feature["shape"][0] for name, feature in features_of(config).items()}
-    return Statistics(source=source, features=features, ways=section(config, MAPPING), sizes=sizes)
 
 
 # ----------------------------------------------------------------------------------------------- ways of normalisation
@@ -291,6 +277,24 @@ def refuse_scaled_images(ways: Mapping[str, str]) -> None:
         )
 
 
+def check_type(config: Mapping[str, Any], name: str) -> None:
+    """Raise a `PolicyError` if a config.json is that of another model than `name`."""
+    if config["type"] != name:
+        raise PolicyError(
+            f"config.json is that of a {config['type']!r} model: set model.name to that one, or give another folder"
+        )
+
+
+def refuse_unknown(config: Mapping[str, Any], known: Mapping[str, Sequence[Any]]) -> None:
+    """Raise a `PolicyError` if an entry of config.json has another value than those that are implemented, `known`."""
+    for key, values in known.items():
+        if key in config and config[key] not in values:
+            raise PolicyError(
+                f"config.json: {key} is {config[key]!r}, which is not implemented (known: "
+                f"{', '.join(dict.fromkeys(map(repr, values)))}): take another checkpoint"
+            )
+
+
 def section(config: Mapping[str, Any], key: str, file: str = CONFIG) -> Mapping[str, Any]:
     """Return an object in a config.json, or in another file; an empty one if it is not there.
 
@@ -299,7 +303,7 @@ def section(config: Mapping[str, Any], key: str, file: str = CONFIG) -> Mapping[
     """
     found = config.get(key, {})
     if not isinstance(found, Mapping):
-        raise PolicyError(f"{file}: {key} is {found!r:.60}, a JSON object was expected", "download it again")
+        raise wrong(f"{file}: {key}", found, "a JSON object")
     return found
 
 
@@ -313,9 +317,7 @@ def features_of(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, feature in features.items():
         shape = feature.get("shape") if isinstance(feature, Mapping) else None
         if not isinstance(shape, list) or not shape or not all(type(size) is int for size in shape):
-            raise PolicyError(
-                f"config.json: feature {name!r} is {feature!r}, a shape was expected", "download it again"
-            )
+            raise damaged(f"feature {name!r}", feature, "a shape")
     return features
 
 
@@ -351,7 +353,7 @@ def steps_of(companions: Mapping[str, bytes], file: str) -> Sequence[Mapping[str
         return []
     steps = parse_json(companions[file], file).get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
-        raise PolicyError(f"{file}: steps is {steps!r:.60}, a list of steps was expected", "download it again")
+        raise wrong(f"{file}: steps", steps, "a list of steps")
     return steps
 
 
@@ -405,14 +407,12 @@ def executed(folder: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LerobotFiles:
-    """Files of a checkpoint except the weights. A subclass sets `DEFAULTS`."""
+class LerobotFiles(CheckpointFolder):
+    """Files of a checkpoint except the weights, config.json among `companions`. A subclass sets `DEFAULTS`."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]]
     """What LeRobot takes for entries that a config.json does not have."""
 
-    companions: Mapping[str, bytes]
-    """Contents by path within the folder, config.json included; `write` writes them unchanged."""
     buffers: Mapping[str, NDArray[Any]]
     """Buffers of normalisation inside model.safetensors, as older versions of LeRobot wrote them."""
 
@@ -429,7 +429,38 @@ class LerobotFiles:
     @cached_property
     def statistics(self) -> Statistics:
         """Its statistics; raises a `PolicyError` if a file is damaged."""
-        return read_statistics(self.config, self.companions, self.buffers)
+        return self._statistics(
+            *next(_sources(self.config, self.companions, self.buffers), ("the checkpoint", dict[str, Any]()))
+        )
+
+    def _statistics(self, source: str, features: Mapping[str, Any]) -> Statistics:
+        sizes = {name: feature["shape"][0] for name, feature in features_of(self.config).items()}
+        return Statistics(source=source, features=features, ways=section(self.config, MAPPING), sizes=sizes)
+
+    @classmethod
+    def read(cls, config: Any) -> Self:
+        """See `CheckpointFolder.read`."""
+        folder = Path(config.checkpoint)
+        return cls(companions=read_companions(folder), buffers=read_buffers(folder))
+
+    @classmethod
+    def new(
+        cls,
+        description: Mapping[str, Any],
+        numbers: Mapping[str, Mapping[str, Sequence[Any]]],
+        others: Mapping[str, bytes] = MappingProxyType({}),
+        **fields: Any,
+    ) -> Self:
+        """Return the files of a new policy.
+
+        Args:
+            description: contents of config.json.
+            numbers: statistics by feature and name of the number.
+            others: further files.
+            fields: of the subclass.
+        """
+        written = {CONFIG: json.dumps(description, indent=4).encode(), **others}
+        return cls(companions=written, buffers={}, **fields).with_numbers(numbers)
 
     def steps_between(self) -> Sequence[Mapping[str, Any]]:
         """Return the processor steps between those that every policy begins with and the normalisation."""
@@ -442,7 +473,10 @@ class LerobotFiles:
         Raises:
             PolicyError: the file does not exist, is of another kind, is damaged, or has none of actions.
         """
-        found = read_statistics_file(self.config, path)
+        if not Path(path).is_file() or not path.endswith((STATS_FILE, STEP_FILE)):
+            raise PolicyError(f"model.statistics = {path!r} is no file called {STATS_FILE} or ..{STEP_FILE}")
+        parse = parse_json if path.endswith(STATS_FILE) else parse_statistics
+        found = self._statistics(path, parse(Path(path).read_bytes(), path))
         found.scale(ACTION, "ACTION")
         numbers = {}
         for name, feature in features_of(self.config).items():
@@ -477,12 +511,6 @@ class LerobotFiles:
         steps = processor_files(features_of(self.config), ways, numbers, self.steps_between())
         return replace(self, companions=kept | steps, buffers={})
 
-    def write(self, folder: Path) -> None:
-        """Write all of it into an existing folder, with the statistics that are used."""
-        for path, content in self.companions.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(content)
-
 
 def read_companions(folder: Path, *subfolders: str) -> dict[str, bytes]:
     """Return the files of a checkpoint except the weights, by path within its folder.
@@ -503,6 +531,33 @@ def read_companions(folder: Path, *subfolders: str) -> dict[str, bytes]:
         for path in sorted(paths)
         if path.name.endswith(KEPT) and path.name not in NOT_KEPT and path.is_file()
     }
+
+
+def new_features(
+    images: Mapping[str, Sequence[int]], *, state: int, action: int, environment: int = 0
+) -> dict[str, Any]:
+    """Return the features in the config.json of a new policy.
+
+    Args:
+        images: shape of each, by name of the camera.
+        state: numbers of the robot's state; 0: none is read.
+        action: numbers of an action.
+        environment: numbers of the environment's state; 0: none is read.
+    """
+    read: dict[str, Any] = {STATE: {"type": "STATE", "shape": [state]}} if state else {}
+    if environment:
+        read[ENVIRONMENT] = {"type": ENV, "shape": [environment]}
+    read |= {f"{IMAGES}s.{camera}": {"type": VISION, "shape": [*shape]} for camera, shape in images.items()}
+    return {"input_features": read, "output_features": {ACTION: {"type": "ACTION", "shape": [action]}}}
+
+
+def new_numbers(state: int, action: int, simulator: SimulatorSpec | None = None) -> dict[str, dict[str, list[float]]]:
+    """Return statistics of a new policy, that leave states of that many numbers unchanged and map a simulator's action
+    range to [-1, 1]; without a simulator, actions are unchanged."""
+    actions = {"mean": [0.0] * action, "std": [1.0] * action}
+    if simulator is not None:
+        actions = dict(zip(actions, (ends.tolist() for ends in unit_range(simulator)), strict=True))
+    return {STATE: {"mean": [0.0] * state, "std": [1.0] * state}, ACTION: actions}
 
 
 def processor_files(

@@ -24,7 +24,7 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.normalizer import RunningNormalizer
 from embodyrl.models.saved import write_description
 from embodyrl.models.unread import refuse_other_weights
-from embodyrl.models.weights import read_tensors
+from embodyrl.models.weights import differences, read_tensors, shapes_of
 
 Inputs = dict[str, Tensor]
 """Network inputs, as `preprocess` returns them; every tensor is `[B, ...]`."""
@@ -33,8 +33,6 @@ ACTION_WEIGHTS = "action_weights"
 """Name of a further input of `sft_loss`."""
 SAMPLE_WEIGHTS = "sample_weights"
 """Name of another one, `[B]`: how much each sample counts; see `mean_over_samples`."""
-PUBLISHED = "<published>"
-"""Value of `checkpoint` that stands for the published size without weights, for planning and benchmarks."""
 WEIGHTS_FILE = "model.safetensors"
 
 
@@ -318,15 +316,8 @@ class Policy(nn.Module, ABC):
         refuse_other_weights(folder)
         if not path.is_file():
             raise PolicyError(f"{folder} holds no {WEIGHTS_FILE}", "give the `policy` folder of a checkpoint")
-        weights, own = read_tensors(path), self.state_dict()
-        faults = [f"missing {key}" for key in own.keys() - weights.keys()]
-        faults += [f"unexpected {key}" for key in weights.keys() - own.keys()]
-        faults += [
-            f"{key} has shape {tuple(weights[key].shape)}, expected {tuple(own[key].shape)}"
-            for key in own.keys() & weights.keys()
-            if weights[key].shape != own[key].shape
-        ]
-        if faults:
+        weights = read_tensors(path)
+        if faults := differences(shapes_of(self.state_dict()), shapes_of(weights), kind=tuple):
             raise PolicyError(f"weights in {path} do not fit model {self.name!r}: {'; '.join(sorted(faults))}")
         self.load_state_dict(weights)
 

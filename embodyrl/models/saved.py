@@ -59,6 +59,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 # -------------------------------------------------------------------------------------------------------------- weights
 
+PUBLISHED = "<published>"
+"""Value of `checkpoint` that stands for the published size without weights, for planning and benchmarks."""
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 HALF_TYPES = ("BF16", "F16")

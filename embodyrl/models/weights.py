@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE, open_shard, shard_files
+from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE, open_shard, shard_files, weight_shapes
 from embodyrl.models.vla.config import WeightType
 
 DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
@@ -48,13 +47,13 @@ def read_weights(network: nn.Module, folder: Path, naming: Naming) -> dict[str, 
         PolicyError: files are missing or damaged, or names or shapes differ (each is named).
     """
     own = dict(network.named_parameters())
-    found: dict[str, tuple[int, ...]] = {}
-    shards = shard_files(folder)
-    for path in shards:
-        found |= {name: shape for public, shape in _shapes(path) if (name := naming.own(public)) is not None}
-    _check_names(own, found, folder, naming)
+    shapes = weight_shapes(folder)
+    found = {name: shape for public, shape in shapes.items() if (name := naming.own(public)) is not None}
+    if faults := differences(shapes_of(own), found, naming.public):
+        more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
+        raise PolicyError(f"weights in {folder} do not fit: {'; '.join(faults[:_NAMED])}{more}")
     types: dict[str, torch.dtype] = {}
-    for path in shards:
+    for path in shard_files(folder):
         for public, tensor in _tensors(path):
             if (name := naming.own(public)) is not None:
                 types[name] = tensor.dtype
@@ -68,12 +67,6 @@ def read_metadata(folder: Path) -> Mapping[str, str] | None:
     with open_shard(shard_files(folder)[0], "pt") as shard:
         found: Mapping[str, str] | None = shard.metadata()
     return found
-
-
-def _shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    with open_shard(path, "pt") as shard:
-        for name in shard.keys():  # noqa: SIM118 - not a mapping
-            yield name, tuple(shard.get_slice(name).get_shape())
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -92,17 +85,33 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118 - not a mapping
 
 
-def _check_names(own: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]], folder: Path, naming: Naming) -> None:
-    faults = [f"missing {naming.public(name)}" for name in sorted(own.keys() - found.keys())]
-    faults += [f"unexpected {naming.public(name)}" for name in sorted(found.keys() - own.keys())]
+def differences(
+    own: Mapping[str, Sequence[int]],
+    found: Mapping[str, Sequence[int]],
+    shown: Callable[[str], str] = str,
+    kind: type[list[int] | tuple[int, ...]] = list,
+) -> list[str]:
+    """Return in which names and shapes tensors that were found differ from a module's own.
+
+    Args:
+        own: shapes of its own, by name.
+        found: shapes of what was found.
+        shown: name that is shown for a name.
+        kind: type that shapes are shown as.
+    """
+    faults = [f"missing {shown(name)}" for name in sorted(own.keys() - found.keys())]
+    faults += [f"unexpected {shown(name)}" for name in sorted(found.keys() - own.keys())]
     faults += [
-        f"{naming.public(name)} has shape {list(found[name])}, expected {list(own[name].shape)}"
+        f"{shown(name)} has shape {kind(found[name])}, expected {kind(own[name])}"
         for name in sorted(own.keys() & found.keys())
-        if found[name] != tuple(own[name].shape)
+        if tuple(found[name]) != tuple(own[name])
     ]
-    if faults:
-        more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
-        raise PolicyError(f"weights in {folder} do not fit: {'; '.join(faults[:_NAMED])}{more}")
+    return faults
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:
+    """Return the shapes of tensors by name."""
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _assign(network: nn.Module, name: str, tensor: Tensor) -> None:
@@ -177,15 +186,7 @@ def load_strictly(module: nn.Module, tensors: Mapping[str, Tensor], name: str) -
     Raises:
         PolicyError: names or shapes differ (each is named).
     """
-    own = module.state_dict()
-    faults = [f"missing {key}" for key in sorted(own.keys() - tensors.keys())]
-    faults += [f"unexpected {key}" for key in sorted(tensors.keys() - own.keys())]
-    faults += [
-        f"{key} has shape {list(tensors[key].shape)}, expected {list(own[key].shape)}"
-        for key in sorted(own.keys() & tensors.keys())
-        if own[key].shape != tensors[key].shape
-    ]
-    if faults:
+    if faults := differences(shapes_of(module.state_dict()), shapes_of(tensors)):
         raise PolicyError(f"the checkpoint's {name} does not fit: {'; '.join(faults)}")
     module.load_state_dict(dict(tensors))
 
@@ -196,7 +197,7 @@ def fill(own: dict[str, Tensor], found: dict[str, Tensor], path: Path) -> None:
     Raises:
         PolicyError: names or shapes differ (the first is named).
     """
-    shapes: list[dict[str, Any]] = [{name: list(each.shape) for name, each in some.items()} for some in (own, found)]
+    shapes = [{name: list(shape) for name, shape in shapes_of(some).items()} for some in (own, found)]
     odd = [name for name in sorted(own.keys() | found.keys()) if shapes[0].get(name) != shapes[1].get(name)]
     if odd:
         rest = f" and {len(odd) - 1} more" if len(odd) > 1 else ""

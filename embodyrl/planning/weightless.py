@@ -16,7 +16,8 @@ from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import SteeringConfig
-from embodyrl.models.policy import PUBLISHED, Policy
+from embodyrl.models.policy import Policy
+from embodyrl.models.saved import PUBLISHED
 from embodyrl.registry import SupportedModel
 
 if TYPE_CHECKING:

@@ -305,17 +305,17 @@ def test_names_of_cameras_that_lerobots_migration_mangled_are_matched_where_that
     folder.mkdir()
     build_policy(config, spec, chunk_size=4, seed=1).save(folder, config)
     high, hand = "observation.images.cam_high", "observation.images.hand"
-    wanted = CheckpointFiles.read(folder).scales().images[0].origin.tolist()
+    wanted = CheckpointFiles.read(options(checkpoint=str(folder))).scales().images[0].origin.tolist()
     rename_statistics(folder, {high: "observation.images.cam.high"})
-    assert CheckpointFiles.read(folder).scales().images[0].origin.tolist() == wanted
+    assert CheckpointFiles.read(options(checkpoint=str(folder))).scales().images[0].origin.tolist() == wanted
     other = {"mean": [0.1] * 3, "std": [0.9] * 3}
     numbers = {"observation.state": (5, other), "action": (4, other), high: (3, other), hand: (3, other)}
     content = {name: {key: [one[0]] * size for key, one in each.items()} for name, (size, each) in numbers.items()}
     stats.write_text(json.dumps(content))
-    taken = CheckpointFiles.read(folder, statistics=str(stats)).scales()
+    taken = CheckpointFiles.of(options(checkpoint=str(folder), statistics=str(stats)), None, 4).scales()
     assert taken.images[0].origin.tolist() == pytest.approx(wanted) and taken.actions.origin[0] == pytest.approx(0.1)
     rename_statistics(folder, {"observation.images.cam.high": "observation.images.top"})
     with pytest.raises(PolicyError, match=f"has no statistics of '{high}'"):
-        CheckpointFiles.read(folder).scales()
+        CheckpointFiles.read(options(checkpoint=str(folder))).scales()
     with pytest.raises(PolicyError, match=rf"of the images observation\.images\.top, and none of {high}.*rename it"):
-        CheckpointFiles.read(folder, statistics=str(stats))
+        CheckpointFiles.of(options(checkpoint=str(folder), statistics=str(stats)), None, 4)

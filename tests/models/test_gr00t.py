@@ -264,7 +264,7 @@ def test_statistics_of_a_dataset_for_a_new_robot(whole: Path, tmp_path: Path) ->
     saved.mkdir()
     policy.save(saved, policy.config)
     again = load(saved, embodiment_tag=None, simulator=spec)
-    assert torch.equal(again.action_range.half_width, policy.action_range.half_width)
+    assert torch.equal(again.actions.divisor, policy.actions.divisor)
     with pytest.raises(PolicyError, match=r"names 1 camera,.* trained with 2 images: front, hand"):
         load(saved, embodiment_tag=None, simulator=dataclasses.replace(spec, cameras=("front",)))
 
@@ -289,8 +289,8 @@ def test_statistics_in_a_checkpoint_of_lerobot(whole: Path, folder: Path) -> Non
     """They are those of the robot that it names."""
     theirs = load(as_lerobot(folder, TAG), embodiment_tag=None, simulator=SPEC)
     ours = load(whole, simulator=SPEC)
-    torch.testing.assert_close(theirs.state_range.half_width, ours.state_range.half_width)
-    torch.testing.assert_close(theirs.action_range.centre, ours.action_range.centre)
+    torch.testing.assert_close(theirs.states.divisor, ours.states.divisor)
+    torch.testing.assert_close(theirs.actions.origin, ours.actions.origin)
     assert list(theirs.files.metadata) == ["gr1"]
 
 
@@ -355,7 +355,7 @@ def test_prompts_have_one_length_and_padding_where_it_is_asked_for(whole: Path) 
     alone, both = policy.preprocess(views([short])), policy.preprocess(views([short, long]))
     assert torch.equal(alone["input_ids"][0], both["input_ids"][0])
     assert both["attention_mask"].sum(1).tolist() == [len(policy.prompts.encode(task)) for task in (short, long)]
-    pad = read_tokenizer(policy.files.tokenizer).token_to_id(PAD)
+    pad = read_tokenizer(policy.files.companions).token_to_id(PAD)
     assert both["input_ids"][0, 0] == pad and not both["attention_mask"][0, 0]
     right = load(whole, simulator=SPEC, padding="right", prompt_length=60).preprocess(views([short]))
     assert right["input_ids"].shape == (1, 60)

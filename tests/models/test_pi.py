@@ -26,8 +26,10 @@ from embodyrl.models import PolicyError, PolicyObservation, SupportedModel, buil
 from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.pi.checkpoint import HEAD, WORDS, CheckpointFiles, robot_of
 from embodyrl.models.pi.config import GemmaSizes, Normalization, Pi05Config, ScratchConfig, StateInput
-from embodyrl.models.pi.network import Attention, Rotation, stacked
+from embodyrl.models.pi.network import Rotation
 from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE
+from embodyrl.models.vla.fits import SimulatorSizes
+from embodyrl.models.vla.transformer import Attention, stacked
 
 SPEC = SimulatorSpec(
     tasks={"push": "push the cube", "pull": "pull the red cube back"},
@@ -683,8 +685,8 @@ def by_ways(folder: Path, mapping: Any = None, before: Any = None, after: Any = 
 def scales(folder: Path, **options: Any) -> Any:
     """Normalisation of states and actions, without building a network."""
     config = Pi05Config(name="pi05", **options)
-    files = CheckpointFiles.read(folder)
-    return robot_of(files.statistics["lerobot"], config, files, proprio=5, action_dim=4)
+    files = CheckpointFiles.read(dataclasses.replace(config, checkpoint=str(folder)))
+    return robot_of(files.statistics["lerobot"], config, files, SimulatorSizes(proprio=5, action=4))
 
 
 def test_states_and_actions_are_normalised_as_lerobots_files_say(narrow: Path) -> None:
@@ -826,7 +828,12 @@ def test_a_noise_network_and_a_critic_are_kept_beside_the_public_weights(tmp_pat
         assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
     assert not any("noise" in key for key in load_file(tmp_path / "model.safetensors"))
     load(tmp_path)  # without a noise network of its own
-    assert CheckpointFiles.read(tmp_path).companions.keys() == {"norm_stats.json", "tokenizer.json", "policy.json"}
+    saved = Pi05Config(name="pi05", checkpoint=str(tmp_path))
+    assert CheckpointFiles.read(saved).companions.keys() == {
+        "norm_stats.json",
+        "tokenizer.json",
+        "policy.json",
+    }
 
 
 def test_the_plan_names_layers_that_exist() -> None:
@@ -973,4 +980,5 @@ def test_heads_that_share_keys_attend_as_heads_with_copies_of_them_do() -> None:
     copies = [part.repeat_interleave(3, dim=1) for part in (rotation(keys), values)]
     weights = (rotation(queries) @ copies[0].transpose(2, 3) / 2.0).masked_fill(~mask, -torch.inf).softmax(-1)
     wanted = attention.o_proj((weights @ copies[1]).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(attention(x, stacked(mask, 3), rotation, None)[0], wanted, atol=1e-6, rtol=1e-5)
+    found = attention(attention.queries(x, rotation), attention.keys_values(x, rotation), stacked(mask, 3))
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from embodyrl.models import load_policy
 from embodyrl.models.pi.policy import Seen
-from embodyrl.models.pi.prompts import word_tokenizer
+from embodyrl.models.pi.prompts import new_tokenizer
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference"
 EXECUTED, ENTRIES, STEPS = 5, 5, 4
@@ -33,7 +33,7 @@ class Case:
         self.arrays = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
         ones = {"mean": [0.0] * ENTRIES, "std": [1.0] * ENTRIES, "q01": [-1.0] * ENTRIES, "q99": [1.0] * ENTRIES}
         (place / "norm_stats.json").write_text(json.dumps({"norm_stats": {"state": ones, "actions": ones}}))
-        (place / "tokenizer.json").write_text(word_tokenizer(["pick"]).to_str())
+        (place / "tokenizer.json").write_text(new_tokenizer(["pick"]).to_str())
         self.place = place
 
     def __getitem__(self, key: str) -> torch.Tensor:

@@ -16,7 +16,8 @@ from embodyrl.models import PolicyError, load_policy
 from embodyrl.models.act.config import ACTConfig
 from embodyrl.models.act.network import places_in_image, steps_of_sequence
 from embodyrl.models.act.policy import NAMING, ACTPolicy
-from embodyrl.models.policy import ACTION_WEIGHTS, PUBLISHED, PolicyObservation
+from embodyrl.models.policy import ACTION_WEIGHTS, PolicyObservation
+from embodyrl.models.saved import PUBLISHED
 from embodyrl.rollout.ensemble import TemporalEnsemble
 from tests.parity.act_reference import CODE, KEYS, NETWORKS, REFERENCE, Case, excess
 

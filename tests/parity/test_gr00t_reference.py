@@ -29,8 +29,9 @@ from embodyrl.models.flow.policy import FlowPolicy, masked_error
 from embodyrl.models.gr00t.checkpoint import NormStats
 from embodyrl.models.gr00t.config import EMBODIMENTS, Interpolation, Normalization
 from embodyrl.models.gr00t.network import causal_mask
-from embodyrl.models.gr00t.processor import ImagePipeline, normalizer
+from embodyrl.models.gr00t.processor import ImagePipeline, scale_of
 from embodyrl.models.gr00t.prompts import PIECE
+from embodyrl.models.vla.processor import Normalizer
 from tests.parity.gr00t_mutations import MUTATIONS
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference"
@@ -268,13 +269,13 @@ def ranges(name: str) -> NormStats:
 
 def test_states_and_actions(policy: Any) -> None:
     case, packing = arrays("flow_preprocess"), copy.copy(policy)
-    state, action = (normalizer(ranges(name), Normalization.min_max) for name in ("state", "action"))
+    state, action = (Normalizer(scale_of(ranges(name), Normalization.min_max)) for name in ("state", "action"))
     sizes = dataclasses.replace(policy.network.sizes, max_state_dim=12, max_action_dim=9, action_horizon=16)
     network = copy.copy(policy.network)
     network.sizes = sizes
-    packing._modules = {**policy._modules, "network": network, "state_range": state, "action_range": action}
+    packing._modules = {**policy._modules, "network": network, "states": state, "actions": action}
     packing._buffers = {**policy._buffers, "start": torch.zeros(16, 9)}
-    assert_near("pack/state", packing._padded_state(case["pack/in/state"], 3).unsqueeze(1), "flow_preprocess")
+    assert_near("pack/state", packing.padded_state(case["pack/in/state"], 3, 12).unsqueeze(1), "flow_preprocess")
     data, counts = packing.sft_targets(case["pack/in/action"], {})
     assert_near("pack/action", data, "flow_preprocess")
     assert torch.equal(counts.bool(), case["pack/action_mask"])

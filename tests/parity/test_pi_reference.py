@@ -20,7 +20,7 @@ from embodyrl.models.pi.config import Architecture, Normalization
 from embodyrl.models.pi.network import Pi, time_embedding
 from embodyrl.models.pi.processor import letterbox, pixel_values
 from embodyrl.models.pi.prompts import prompt_with_state
-from embodyrl.models.vla.scaling import Normalizer
+from embodyrl.models.vla.processor import Normalizer
 from tests.parity import pi_mutations
 from tests.parity.pi_mutations import MUTATIONS
 from tests.parity.pi_reference import ENTRIES, EXECUTED, METHODS, REFERENCE, STEPS, Case

@@ -17,12 +17,13 @@ pytest.importorskip("tokenizers", reason="needs the extra vla")
 from embodyrl.models import PolicyError, load_policy
 from embodyrl.models.flow.denoising import TimeGrid, flow_cps, flow_sde
 from embodyrl.models.lerobot import Scale
-from embodyrl.models.policy import ACTION_WEIGHTS, PUBLISHED
+from embodyrl.models.policy import ACTION_WEIGHTS
+from embodyrl.models.saved import PUBLISHED
 from embodyrl.models.smolvla.config import SmolVLAConfig
 from embodyrl.models.smolvla.network import action_mask, time_embedding
 from embodyrl.models.smolvla.policy import SmolVLAPolicy
 from embodyrl.models.smolvla.processor import pixel_values
-from embodyrl.models.vla.scaling import Normalizer
+from embodyrl.models.vla.processor import Normalizer
 from tests.parity.smolvla_mutations import MUTATIONS
 from tests.parity.smolvla_reference import KEYS, REFERENCE, Case, excess
 
@@ -159,12 +160,12 @@ def test_loss_and_gradients(case: Case) -> None:
     assert_near_largest(loss, case["loss_mean"])
     weights = policy.network.state_dict(keep_vars=True)
     for name in [name for name in case.arrays if name.startswith("grad/")]:
-        own = policy._naming.own(name.removeprefix("grad/"))
+        own = policy.naming.own(name.removeprefix("grad/"))
         assert_near_largest(weights[own].grad, case[name])
-    still = {policy._naming.public(name) for name, each in policy.network.named_parameters() if each.grad is None}
+    still = {policy.naming.public(name) for name, each in policy.network.named_parameters() if each.grad is None}
     assert still == set(case.about["no_gradient_when_all_unfrozen"])
     assert still == {
-        policy._naming.public(name) for name, each in policy.network.named_parameters() if not each.requires_grad
+        policy.naming.public(name) for name, each in policy.network.named_parameters() if not each.requires_grad
     }
     valid = ~case["in/action_is_pad"]
     inputs = {ACTION_WEIGHTS: valid / valid.float().mean()}
@@ -175,7 +176,7 @@ def test_loss_and_gradients(case: Case) -> None:
 
 def test_what_learns_by_default(case: Case) -> None:
     policy = case.policy(frozen="language")
-    learns = {policy._naming.public(name) for name, each in policy.network.named_parameters() if each.requires_grad}
+    learns = {policy.naming.public(name) for name, each in policy.network.named_parameters() if each.requires_grad}
     wanted = set(case.about["trainable_by_default"]) - {"lm_expert.layers.* (all)"}
     assert {name for name in learns if ".lm_expert.layers." not in name} == wanted
     assert all(each.requires_grad for each in policy.network.expert.parameters())
@@ -345,7 +346,7 @@ def test_names_shapes_and_numbers_of_the_published_size() -> None:
     wanted = json.loads(KEYS.read_text())
     with torch.device("meta"):
         policy = SmolVLAPolicy(SmolVLAConfig(name="smolvla", checkpoint=PUBLISHED), None, 50)
-    own = {policy._naming.public(name): list(each.shape) for name, each in policy.network.named_parameters()}
+    own = {policy.naming.public(name): list(each.shape) for name, each in policy.network.named_parameters()}
     assert own == wanted["keys"] and len(own) == 500
     numbers = [each.numel() for each in policy.network.parameters() if each.requires_grad]
     assert sum(each.numel() for each in policy.network.parameters()) == 450_046_176

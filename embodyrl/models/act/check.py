@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import action_dim, environment_state, state_dim
+from embodyrl.config.rules import environment_state
 from embodyrl.config.schema import Config
 from embodyrl.envs import SimulatorSpec
-from embodyrl.models.act.checkpoint import CheckpointFiles, Scales, scratch_files_of
-from embodyrl.models.act.config import ENVIRONMENT, ACTConfig, Architecture
-from embodyrl.models.errors import PolicyError
-from embodyrl.models.vla.cameras import ABSENT, check_each_once, check_there, choose_cameras
-from embodyrl.models.vla.config import StateInput, check_robot, note_executed
+from embodyrl.models.act.checkpoint import CheckpointFiles, Scales, files_before_simulator
+from embodyrl.models.act.config import ACTConfig, Architecture
+from embodyrl.models.lerobot import ENVIRONMENT
+from embodyrl.models.vla.cameras import ABSENT, check_each_once, check_images_shown, check_there
+from embodyrl.models.vla.config import StateInput
+from embodyrl.models.vla.fits import SimulatorSizes, attempt, check_horizon, check_robot, note_executed
 
 
 def check(config: Config) -> Iterator[ConfigIssue]:
@@ -22,7 +23,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     model = config.model
     assert isinstance(model, ACTConfig)
     if model.checkpoint is not None and Path(model.checkpoint).is_dir():
-        yield from _check_folder(config, model, Path(model.checkpoint))
+        yield from _check_folder(config, model)
         return
     if environment_state(config) == (0, 0):  # else that may be all that it reads
         yield from check_there(config)
@@ -36,7 +37,7 @@ def notes(config: Config) -> Iterator[str]:
     assert isinstance(model, ACTConfig)
     if model.checkpoint is None or not Path(model.checkpoint).is_dir():
         return
-    settings = CheckpointFiles.read(Path(model.checkpoint)).config
+    settings = CheckpointFiles.read(model).config
     coefficient, executed = settings["temporal_ensemble_coeff"], settings["n_action_steps"]
     if coefficient is not None and config.eval.ensemble is None:
         yield (
@@ -58,21 +59,17 @@ def _check_scratch(config: Config, model: ACTConfig) -> Iterator[ConfigIssue]:
         )
     yield from check_each_once(model.cameras, config)
     if model.statistics is not None and Path(model.statistics).is_file():  # those of demonstrations may be yet to come
-        proprio, acting = state_dim(config), action_dim(config)
-        try:
-            scales = scratch_files_of(proprio, acting).with_statistics(model.statistics).scales()
-        except PolicyError as error:
-            yield error.issue("model.statistics")
-        else:
-            yield from _other_robot(scales, model, proprio, acting, None)
+        there, statistics = SimulatorSizes.of_config(config), model.statistics
+        scales = yield from attempt(
+            "model.statistics", lambda: files_before_simulator(*there).with_statistics(statistics).scales()
+        )
+        if scales is not None:
+            yield from _other_robot(scales, model, there, None)
 
 
-def _check_folder(config: Config, model: ACTConfig, folder: Path) -> Iterator[ConfigIssue]:
-    try:
-        files = CheckpointFiles.read(folder)
-        sizes = files.architecture
-    except PolicyError as error:
-        yield error.issue("model.checkpoint")
+def _check_folder(config: Config, model: ACTConfig) -> Iterator[ConfigIssue]:
+    sizes = yield from attempt("model.checkpoint", lambda: CheckpointFiles.read(model).architecture)
+    if sizes is None:
         return
     yield from _check_cameras(config, model, sizes)
     if ABSENT in model.cameras:
@@ -82,14 +79,12 @@ def _check_folder(config: Config, model: ACTConfig, folder: Path) -> Iterator[Co
             "name a camera for each image",
         )
     path = "model.checkpoint" if model.statistics is None else "model.statistics"
-    try:
-        scales = CheckpointFiles.read(folder, statistics=model.statistics).scales()
-    except PolicyError as error:
-        yield error.issue(path)
+    scales = yield from attempt(path, lambda: CheckpointFiles.of(model, None, config.rollout.chunk_size).scales())
+    if scales is None:
         return
     size = config.env.image_size
     yield from _misfits(sizes, config.rollout.chunk_size, (size[0], size[-1]))
-    yield from _other_robot(scales, model, state_dim(config), action_dim(config), environment_state(config))
+    yield from _other_robot(scales, model, SimulatorSizes.of_config(config), environment_state(config))
 
 
 def _check_cameras(config: Config, model: ACTConfig, sizes: Architecture) -> Iterator[ConfigIssue]:
@@ -101,10 +96,7 @@ def _check_cameras(config: Config, model: ACTConfig, sizes: Architecture) -> Ite
             )
         return
     yield from check_there(config)
-    try:
-        choose_cameras(model.cameras, config.env.cameras, sizes.images)
-    except PolicyError as error:
-        yield ConfigIssue("model.cameras", str(error))
+    yield from check_images_shown(model.cameras, config, sizes.images)
 
 
 class StateParts(NamedTuple):
@@ -145,17 +137,12 @@ def misfits(
     there = simulator is not None and len(simulator.cameras) > 0 and len(sizes.images) > 0
     yield from _misfits(sizes, chunk, simulator.image_size if simulator is not None and there else None)
     if simulator is not None:
-        yield from _other_robot(scales, model, simulator.proprio_dim, simulator.action_dim, simulator.environment_state)
+        yield from _other_robot(scales, model, SimulatorSizes.of(simulator), simulator.environment_state)
 
 
 def _misfits(sizes: Architecture, chunk: int, shown: tuple[int, int] | None) -> Iterator[ConfigIssue]:
     """Yield an issue for each size of a config that the network does not have; `shown` is the images'."""
-    if chunk > sizes.horizon:
-        yield ConfigIssue(
-            "rollout.chunk_size",
-            f"rollout.chunk_size = {chunk}, but the checkpoint gives {sizes.horizon} actions at once",
-            f"set rollout.chunk_size to {sizes.horizon} or less",
-        )
+    yield from check_horizon(chunk, sizes.horizon)
     if shown is not None and sizes.images and shown != sizes.image_size:
         height, width = sizes.image_size
         yield ConfigIssue(
@@ -167,9 +154,10 @@ def _misfits(sizes: Architecture, chunk: int, shown: tuple[int, int] | None) -> 
 
 
 def _other_robot(
-    scales: Scales, model: ACTConfig, proprio: int | None, acting: int | None, environment: tuple[int, int] | None
+    scales: Scales, model: ACTConfig, there: SimulatorSizes, environment: tuple[int, int] | None
 ) -> Iterator[ConfigIssue]:
     """Yield an issue for each size of a robot, or of the environment's state, that is not the simulator's."""
+    proprio = there.proprio
     if scales.environment is not None and environment is not None:
         size, offered = len(scales.environment), environment[1] - environment[0]
         if size != offered:
@@ -181,8 +169,8 @@ def _other_robot(
             )
             return
         proprio = None if proprio is None else proprio - offered
-    rows = [("actions", scales.actions, acting, "its matching controller")]
+    rows = [("actions", scales.actions, there.action, "its matching controller")]
     if model.state is StateInput.token and scales.states is not None:
         rows.append(("states", scales.states, proprio, "other states with env.proprio, or set model.state to none"))
-    for what, scale, there, instead in rows:
-        yield from check_robot(what, len(scale), len(scale), there, settings=("model.statistics",), instead=instead)
+    for what, scale, wanted, instead in rows:
+        yield from check_robot(what, len(scale), len(scale), wanted, settings=("model.statistics",), instead=instead)

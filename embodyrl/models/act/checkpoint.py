@@ -6,29 +6,25 @@ Imports no torch, so that a config can be checked against its checkpoint before 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.conventions import unit_range
-from embodyrl.models.act.config import DEFAULTS, ENV, ENVIRONMENT, ACTConfig, Architecture
+from embodyrl.models.act.config import DEFAULTS, ACTConfig, Architecture
 from embodyrl.models.lerobot import (
     ACTION,
     BUFFERS,
+    ENV,
+    ENVIRONMENT,
     STATE,
     VISION,
     LerobotFiles,
     Scale,
-    read_buffers,
-    read_companions,
+    new_features,
+    new_numbers,
 )
-from embodyrl.models.vla.checkpoint import CONFIG, simulator_to_start_in
 
 PREFIX = "model."
 """Beginning of the names of weights in public files."""
@@ -61,18 +57,43 @@ class CheckpointFiles(LerobotFiles):
     DEFAULTS = DEFAULTS
 
     @classmethod
-    def read(cls, folder: Path, *, statistics: str | None = None) -> CheckpointFiles:
-        """Read a checkpoint's folder.
+    def scratch(cls, config: ACTConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
+        """See `CheckpointFolder.scratch`."""
+        sizes = config.scratch
+        own = {
+            "chunk_size": chunk_size,
+            "n_action_steps": chunk_size,
+            "vision_backbone": sizes.backbone.value,
+            "backbone_width": sizes.backbone_width,
+            "dim_model": sizes.hidden_size,
+            "n_heads": sizes.heads,
+            "dim_feedforward": sizes.feedforward_size,
+            "n_encoder_layers": sizes.encoder_layers,
+            "n_decoder_layers": sizes.decoder_layers,
+            "use_vae": sizes.style,
+            "latent_dim": sizes.style_size,
+            "n_vae_encoder_layers": sizes.style_layers,
+        }
+        images = dict.fromkeys(simulator.cameras, (3, *simulator.image_size))
+        first, end = simulator.environment_state
+        state, action = simulator.proprio_dim - (end - first), simulator.action_dim
+        features = new_features(images, state=state, action=action, environment=end - first)
+        return cls.described(own | features, new_numbers(state, action, simulator))
 
-        Args:
-            folder: the checkpoint's folder.
-            statistics: file to use instead of the statistics of states and actions in the folder.
+    @classmethod
+    def published(cls, config: ACTConfig) -> CheckpointFiles:
+        """See `CheckpointFolder.published`; for ALOHA's robot."""
+        return cls.described(new_features({"top": (3, 480, 640)}, state=14, action=14), new_numbers(14, 14))
 
-        Raises:
-            PolicyError: it is not the folder of such a checkpoint, or the other file does not exist.
-        """
-        files = cls(companions=read_companions(folder), buffers=read_buffers(folder))
-        return files if statistics is None else files.with_statistics(statistics)
+    @classmethod
+    def described(cls, own: Mapping[str, Any], numbers: Mapping[str, Any]) -> CheckpointFiles:
+        """Return the files of a new policy, with LeRobot's settings where its own are not given, and the usual
+        statistics of images."""
+        read = own["input_features"]
+        images = [name for name, feature in read.items() if feature["type"] == VISION]
+        kept = {name: each for name, each in numbers.items() if name != STATE or STATE in read}
+        description = {**DEFAULTS, **own, "pretrained_backbone_weights": None}
+        return cls.new(description, kept | dict.fromkeys(images, IMAGENET))
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -98,77 +119,7 @@ class CheckpointFiles(LerobotFiles):
         )
 
 
-# ------------------------------------------------------------------------------------------------- without a checkpoint
-
-
-def scratch_files(config: ACTConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
-    """Build the files of a model with random weights. It predicts one chunk, and its ranges are the simulator's unless
-    statistics are given.
-
-    Raises:
-        PolicyError: there is no simulator (None), its actions are discrete, or the file of statistics does not exist.
-    """
-    simulator = simulator_to_start_in(simulator)
-    sizes = config.scratch
-    own = {
-        "chunk_size": chunk_size,
-        "n_action_steps": chunk_size,
-        "vision_backbone": sizes.backbone.value,
-        "backbone_width": sizes.backbone_width,
-        "dim_model": sizes.hidden_size,
-        "n_heads": sizes.heads,
-        "dim_feedforward": sizes.feedforward_size,
-        "n_encoder_layers": sizes.encoder_layers,
-        "n_decoder_layers": sizes.decoder_layers,
-        "use_vae": sizes.style,
-        "latent_dim": sizes.style_size,
-        "n_vae_encoder_layers": sizes.style_layers,
-    }
-    shapes = {f"observation.images.{camera}": [3, *simulator.image_size] for camera in simulator.cameras}
-    centre, half_width = unit_range(simulator)
-    first, end = simulator.environment_state
-    states = simulator.proprio_dim - (end - first)
-    numbers: dict[str, Any] = {
-        STATE: {"mean": [0.0] * states, "std": [1.0] * states},
-        ACTION: {"mean": np.asarray(centre).tolist(), "std": np.asarray(half_width).tolist()},
-    }
-    files = _files(_description(own, shapes, states, simulator.action_dim, end - first), numbers)
-    return files if config.statistics is None else files.with_statistics(config.statistics)
-
-
-def scratch_files_of(proprio: int | None, acting: int | None) -> CheckpointFiles:
-    """Build the files of a model with random weights as far as statistics depend on them, before there is a simulator;
-    sizes that only it knows are None."""
-    description = _description({}, {"observation.images.camera": [3, 64, 64]}, proprio or 0, acting or 1)
-    return _files(description, {})
-
-
-def published_files() -> CheckpointFiles:
-    """Build the files of a model of the published size, for ALOHA's robot."""
-    numbers = {name: {"mean": [0.0] * 14, "std": [1.0] * 14} for name in (STATE, ACTION)}
-    return _files(_description({}, {"observation.images.top": [3, 480, 640]}, 14, 14), numbers)
-
-
-def _description(
-    own: Mapping[str, Any], images: Mapping[str, list[int]], state: int, action: int, environment: int = 0
-) -> Mapping[str, Any]:
-    """Return the config.json of a new policy, with LeRobot's settings where they are not given."""
-    read = {STATE: {"type": "STATE", "shape": [state]}} if state else {}
-    if environment:
-        read[ENVIRONMENT] = {"type": ENV, "shape": [environment]}
-    seen = {name: {"type": VISION, "shape": shape} for name, shape in images.items()}
-    return {
-        **DEFAULTS,
-        **own,
-        "input_features": {**read, **seen},
-        "output_features": {ACTION: {"type": "ACTION", "shape": [action]}},
-        "pretrained_backbone_weights": None,
-    }
-
-
-def _files(description: Mapping[str, Any], numbers: Mapping[str, Any]) -> CheckpointFiles:
-    """Return files made of their contents, with the usual statistics of images."""
-    seen = [name for name, each in description["input_features"].items() if each["type"] == VISION]
-    read = {name: each for name, each in numbers.items() if name != STATE or STATE in description["input_features"]}
-    files = CheckpointFiles(companions={CONFIG: json.dumps(description, indent=4).encode()}, buffers={})
-    return files.with_numbers(read | dict.fromkeys(seen, IMAGENET))
+def files_before_simulator(proprio: int | None, acting: int | None) -> CheckpointFiles:
+    """Return the files of a model with random weights as far as statistics depend on them; sizes that only the
+    simulator knows are None."""
+    return CheckpointFiles.described(new_features({"camera": (3, 64, 64)}, state=proprio or 0, action=acting or 1), {})

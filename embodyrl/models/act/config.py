@@ -9,9 +9,18 @@ from typing import Any
 
 from embodyrl.config.schema import WIDEST_LAYER, ModelConfig, setting
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.lerobot import ACTION, STATE, VISION, section
-from embodyrl.models.vla.checkpoint import check_whole
+from embodyrl.models.lerobot import (
+    ACTION,
+    ENV,
+    ENVIRONMENT,
+    STATE,
+    VISION,
+    check_type,
+    refuse_unknown,
+    section,
+)
 from embodyrl.models.vla.config import StateInput
+from embodyrl.models.vla.folder import check_whole, damaged
 from embodyrl.screen import counted
 
 
@@ -106,10 +115,18 @@ DEFAULTS: Mapping[str, Any] = {
     "normalization_mapping": {"VISUAL": "MEAN_STD", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
 }
 """What LeRobot takes for entries that a config.json does not have; `backbone_width` is ours, for thinner ResNets."""
-ENVIRONMENT, ENV = "observation.environment_state", "ENV"
-"""Name and kind of the input that is the state of the environment and not of the robot."""
 BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
 """Blocks of each of a ResNet's four stages."""
+SIZES = {
+    "backbone_width": "backbone_width",
+    "feedforward": "dim_feedforward",
+    "encoder_layers": "n_encoder_layers",
+    "decoder_layers": "n_decoder_layers",
+    "style_size": "latent_dim",
+    "horizon": "chunk_size",
+}
+"""Whole numbers of `Architecture`, by their names in config.json."""
+STYLE_LAYERS = "n_vae_encoder_layers"
 KNOWN: Mapping[str, tuple[Any, ...]] = {
     "n_obs_steps": (1,),
     "vision_backbone": tuple(BLOCKS),
@@ -161,19 +178,16 @@ class Architecture:
         Raises:
             PolicyError: the file is that of another model, is damaged, or asks for what is not implemented.
         """
-        if config["type"] != "act":
-            raise PolicyError(
-                f"config.json is that of a {config['type']!r} model: set model.name to that one, or give another folder"
-            )
-        _refuse(config)
+        check_type(config, "act")
+        refuse_unknown(config, KNOWN)
         inputs, outputs = section(config, "input_features"), section(config, "output_features")
         kinds = {name: _kind(name, feature) for name, feature in inputs.items()}
         images = {name: inputs[name] for name, kind in kinds.items() if kind == VISION}
         environment = [name for name, kind in kinds.items() if kind == ENV]
         if environment not in ([], [ENVIRONMENT]):
-            raise _damaged("input_features", list(inputs), f"no other one of type {ENV} than {ENVIRONMENT}")
+            raise damaged("input_features", list(inputs), f"no other one of type {ENV} than {ENVIRONMENT}")
         if not images and not environment:
-            raise _damaged("input_features", list(inputs), f"an image (type VISUAL) or {ENVIRONMENT} among them")
+            raise damaged("input_features", list(inputs), f"an image (type VISUAL) or {ENVIRONMENT} among them")
         sizes = {name: _shape(name, feature, 3)[1:] for name, feature in images.items()}
         first = next(iter(sizes.values()), (0, 0))
         if any(size != first for size in sizes.values()):
@@ -181,22 +195,17 @@ class Architecture:
                 f"config.json: images have different sizes ({', '.join(map(str, sizes.values()))}); the simulators' "
                 "images all have the same, so take a checkpoint whose images do"
             )
-        width, heads = _number(config, "dim_model"), _number(config, "n_heads")
+        width, heads = (check_whole(config[key], key) for key in ("dim_model", "n_heads"))
         if width % heads or width % 4:
-            raise _damaged("dim_model", width, f"a multiple of 4 and of n_heads = {heads}")
+            raise damaged("dim_model", width, f"a multiple of 4 and of n_heads = {heads}")
         return cls(
             backbone=config["vision_backbone"],
-            backbone_width=_number(config, "backbone_width"),
             width=width,
             heads=heads,
-            feedforward=_number(config, "dim_feedforward"),
             activation=config["feedforward_activation"],
             norm_first=bool(config["pre_norm"]),
-            encoder_layers=_number(config, "n_encoder_layers"),
-            decoder_layers=_number(config, "n_decoder_layers"),
-            style_size=_number(config, "latent_dim"),
-            style_layers=_number(config, "n_vae_encoder_layers") if config["use_vae"] else 0,
-            horizon=_number(config, "chunk_size"),
+            **{own: check_whole(config[key], key) for own, key in SIZES.items()},
+            style_layers=check_whole(config[STYLE_LAYERS], STYLE_LAYERS) if config["use_vae"] else 0,
             action_dim=_shape(ACTION, outputs.get(ACTION), 1)[0],
             state_dim=_shape(STATE, inputs[STATE], 1)[0] if STATE in inputs else 0,
             environment_dim=_shape(ENVIRONMENT, inputs[ENVIRONMENT], 1)[0] if environment else 0,
@@ -214,40 +223,22 @@ def with_options(sizes: Architecture, config: ACTConfig) -> Architecture:
     return replace(sizes, **chosen)
 
 
-def _refuse(config: Mapping[str, Any]) -> None:
-    """Raise an error if config.json asks for what is not implemented."""
-    for key, known in KNOWN.items():
-        if config[key] not in known:
-            raise PolicyError(
-                f"config.json: {key} is {config[key]!r}, which is not implemented (known: "
-                f"{', '.join(dict.fromkeys(map(repr, known)))}): take another checkpoint"
-            )
-
-
 def _kind(name: str, feature: Any) -> Any:
     if not isinstance(feature, Mapping):
-        raise _damaged(f"input_features.{name}", feature, "an object with type and shape")
+        raise damaged(f"input_features.{name}", feature, "an object with type and shape")
     return feature.get("type")
 
 
 def _shape(name: str, feature: Any, dims: int) -> tuple[int, ...]:
     shape = feature.get("shape") if isinstance(feature, Mapping) else None
     if not isinstance(shape, list) or len(shape) != dims or not all(type(size) is int and size > 0 for size in shape):
-        raise _damaged(f"shape of {name!r}", shape, counted(dims, "whole number") + " above 0")
+        raise damaged(f"shape of {name!r}", shape, counted(dims, "whole number") + " above 0")
     kind = "image_size" if dims > 1 else "_dim"
     return tuple(check_whole(size, f"{name}.{kind}") for size in shape)
-
-
-def _number(config: Mapping[str, Any], key: str) -> int:
-    return check_whole(config[key], key)
 
 
 def _number_from_0(config: Mapping[str, Any], key: str, below: float = 1e9) -> float:
     found = config[key]
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0.0 <= found < below:
-        raise _damaged(key, found, f"a number from 0 to below {below:g}")
+        raise damaged(key, found, f"a number from 0 to below {below:g}")
     return float(found)
-
-
-def _damaged(key: str, found: Any, wanted: str) -> PolicyError:
-    return PolicyError(f"config.json: {key} is {found!r}, {wanted} was expected", "download it again")

@@ -20,13 +20,7 @@ from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
 from embodyrl.models.act.check import misfits, state_parts
-from embodyrl.models.act.checkpoint import (
-    PREFIX,
-    CheckpointFiles,
-    own_name,
-    published_files,
-    scratch_files,
-)
+from embodyrl.models.act.checkpoint import PREFIX, CheckpointFiles, own_name
 from embodyrl.models.act.config import ACTConfig, Architecture, with_options
 from embodyrl.models.act.network import ACT, ResNet, initialize
 from embodyrl.models.errors import PolicyError
@@ -34,7 +28,6 @@ from embodyrl.models.flow.denoising import ValueHead
 from embodyrl.models.lerobot import Scale
 from embodyrl.models.policy import (
     ACTION_WEIGHTS,
-    PUBLISHED,
     ActOutput,
     EvalOutput,
     Inputs,
@@ -45,11 +38,10 @@ from embodyrl.models.policy import (
     mean_over_samples,
 )
 from embodyrl.models.sampling import Gaussian
-from embodyrl.models.saved import write_description
+from embodyrl.models.saved import PUBLISHED, write_description
 from embodyrl.models.vla.cameras import Cameras, choose_cameras
 from embodyrl.models.vla.config import StateInput
-from embodyrl.models.vla.processor import SimulatorUnits, check_images, read_state
-from embodyrl.models.vla.scaling import Normalizer
+from embodyrl.models.vla.processor import Normalizer, SimulatorUnits, read_state, shown_images
 from embodyrl.models.weights import (
     FORMAT,
     Naming,
@@ -82,7 +74,7 @@ class ACTPolicy(Policy):
     def __init__(self, config: ACTConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)  # type: ignore[arg-type]
         self.config = config
-        self.files = _read_files(config, simulator, chunk_size)
+        self.files = CheckpointFiles.of(config, simulator, chunk_size)
         self.architecture = sizes = with_options(self.files.architecture, config)
         scales = self.files.scales()
         for issue in misfits(sizes, scales, config, chunk_size, simulator):
@@ -110,10 +102,8 @@ class ACTPolicy(Policy):
             action_dim=sizes.action_dim,
             proprio_dim=self.parts.size if reads else 0,
         )
-        self.units = None
-        if simulator is not None:
-            remedy = "choose statistics (model.statistics) of this robot, or its matching controller"
-            self.units = SimulatorUnits(ActionConvention(), simulator, sizes.action_dim, remedy)
+        remedy = "choose statistics (model.statistics) of this robot, or its matching controller"
+        self.units = SimulatorUnits(ActionConvention(), simulator, sizes.action_dim, remedy)
         self.exploration = Gaussian(sizes.action_dim, config.log_std_init)
         self.value_head = ValueHead(sizes.width, config.value_sizes)
 
@@ -145,11 +135,7 @@ class ACTPolicy(Policy):
 
     def _shown(self, observation: PolicyObservation) -> Tensor:
         """Return the images `[B, V, h, w, 3]` that the network reads, in its order."""
-        given = observation.images
-        there = 0 if given is None else given.shape[1]
-        images = check_images(given, there if self.cameras is None else len(self.cameras.used))
-        if self.cameras is not None:
-            images = images[:, self.cameras.order]
+        images = shown_images(observation.images, self.cameras)
         size = self.architecture.image_size
         if tuple(images.shape[2:4]) != size:
             raise PolicyError(
@@ -167,15 +153,11 @@ class ACTPolicy(Policy):
         means, values = self._look(inputs)
         sample = self.exploration.sample(means, generator) if mode == "train" else means
         return ActOutput(
-            actions=self._executed(sample),
+            actions=self.units(self.actions.unnormalize(sample)),
             logprobs=self.exploration.logprobs(means, sample).flatten(1),
             values=values,
             trace={"sample": sample},
         )
-
-    def _executed(self, sample: Tensor) -> Tensor:
-        actions = self.actions.unnormalize(sample)
-        return actions if self.units is None else self.units(actions)
 
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
         """See `Policy.evaluate`."""
@@ -217,8 +199,7 @@ class ACTPolicy(Policy):
         """
         count = actions.shape[1]
         weights = inputs.get(ACTION_WEIGHTS, actions.new_ones(actions.shape[:2]))
-        own = actions if self.units is None else self.units.inverse(actions)
-        wanted = self.actions.normalize(own.float())
+        wanted = self.actions.normalize(self.units.inverse(actions).float())
         with self._dropping(draws["dropout"]):
             style, divergences = self._style(wanted, inputs.get("state"), weights == 0, draws["style"])
             chunk, _ = self._predict(inputs, style)
@@ -296,14 +277,6 @@ class ACTPolicy(Policy):
         write_single_file(self.network, folder, NAMING, types=self.stored, others=buffers, metadata=self.metadata)
         write_heads(self._heads(), folder / HEADS_FILE)
         write_description(folder, self.options_to_save(config), self.spec)
-
-
-def _read_files(config: ACTConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
-    if config.checkpoint == PUBLISHED:
-        return published_files()
-    if config.checkpoint is not None:
-        return CheckpointFiles.read(Path(config.checkpoint), statistics=config.statistics)
-    return scratch_files(config, simulator, chunk_size)
 
 
 def _build_network(sizes: Architecture, *, random: bool) -> ACT:

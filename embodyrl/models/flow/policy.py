@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +31,13 @@ from embodyrl.models.flow.denoising import (
     flow_sde,
     prior,
 )
-from embodyrl.models.policy import SAMPLE_WEIGHTS, ActOutput, EvalOutput, Inputs, Policy
+from embodyrl.models.lerobot import Robot, unscaled
+from embodyrl.models.policy import SAMPLE_WEIGHTS, ActOutput, EvalOutput, Inputs, Policy, PolicySpec
 from embodyrl.models.saved import weight_type, write_description
 from embodyrl.models.vla.config import ActionUnits
-from embodyrl.models.weights import DTYPES, read_heads, write_heads
+from embodyrl.models.vla.folder import CheckpointFolder
+from embodyrl.models.vla.processor import Normalizer, SimulatorUnits, read_state
+from embodyrl.models.weights import DTYPES, Naming, read_heads, read_weights, write_heads
 
 HEADS_FILE = "flow_heads.safetensors"
 EVALUATION_SEED = 0
@@ -63,14 +66,6 @@ class Judged:
     """`[B]`"""
 
 
-class Files(Protocol):
-    """Files of a checkpoint beside the weights."""
-
-    def write(self, folder: Path) -> None:
-        """Write all of them into an existing folder."""
-        ...
-
-
 class FlowPolicy(Policy):
     """Base of the model families. A subclass calls `set_up_flow` once it knows its sizes, and implements the abstract
     methods.
@@ -80,9 +75,10 @@ class FlowPolicy(Policy):
     """
 
     config: FlowConfig
-    files: Files
+    files: CheckpointFolder
     """Of the checkpoint, beside the weights."""
     acts_on_device = True
+    network: nn.Module
     start: Tensor
     value_changes: bool = True
     """Whether `value_features` depends on the denoising step; if not, `act` evaluates the critic once."""
@@ -92,6 +88,27 @@ class FlowPolicy(Policy):
         self.config = config
         self.dtype = DTYPES[weight_type(config)]
         self.noise_level = config.noise_level
+        self.stored: dict[str, torch.dtype] = {}
+        """Types of the weights in the files that they were read from."""
+
+    def set_up_robot(self, robot: Robot, simulator: SimulatorSpec | None, chunk_size: int, remedy: str) -> None:
+        """Add the normalisation of states and actions and the conversion of actions, and set `spec`.
+
+        Args:
+            robot: normalisation.
+            simulator: the simulator's spec; None: there is none.
+            chunk_size: `C`.
+            remedy: see `SimulatorUnits`.
+
+        Raises:
+            PolicyError: the simulator's actions have another size or convention.
+        """
+        self.states = Normalizer(unscaled(0) if robot.states is None else robot.states)
+        self.actions = Normalizer(robot.actions)
+        self.units = SimulatorUnits(self.convention(), simulator, len(self.actions), remedy)
+        self.spec = PolicySpec(
+            kind="flow", chunk_size=chunk_size, action_dim=len(self.actions), proprio_dim=len(self.states)
+        )
 
     def set_up_flow(self, grid: TimeGrid, *, horizon: int, action_dim: int, width: int, value_width: int) -> None:
         """Add time grid, critic and exploration.
@@ -143,18 +160,37 @@ class FlowPolicy(Policy):
     def value_features(self, condition: Any, denoised: Denoised) -> Tensor:
         """Return the input of the critic, `[B, value_width]`."""
 
-    @abstractmethod
+    def padded_state(self, proprio: Tensor | None, batch: int, width: int) -> Tensor:
+        """Return normalised states `[B, width]`, zeros behind them; nothing but zeros if the model reads none.
+
+        Args:
+            proprio: the observation's states `[B, S]`.
+            batch: `B`.
+            width: of states in the network.
+
+        Raises:
+            PolicyError: states are missing, or have another size.
+        """
+        size = len(self.states)
+        if not size:
+            return self.start.new_zeros(batch, width)
+        return functional.pad(self.states.normalize(read_state(proprio, size, self.start.device)), (0, width - size))
+
     def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
         """Convert the result of denoising `[B, H, A]` to actions `[B, C, D]` for the simulator."""
+        actions: Tensor = self.units(self.actions.unnormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim]))
+        return actions
 
     @abstractmethod
     def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return the targets of denoising for demonstrated actions `[B, C, D]`, and their weights in the loss (0 or 1);
         both `[B, H, A]`."""
 
-    @abstractmethod
     def learning_times(self, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Return times `[B]` of training and their shares of noise, for draws `[B]` from Beta(1.5, 1)."""
+        """Return times `[B]` of training and their shares of noise, for draws `[B]` from Beta(1.5, 1). The default:
+        time and share are the same."""
+        times = draws * 0.999 + 0.001
+        return times, times
 
     # -------------------------------------------------------------------------------------------------------- acting
 
@@ -300,6 +336,20 @@ class FlowPolicy(Policy):
 
     # --------------------------------------------------------------------------------------------------------- files
 
+    @property
+    @abstractmethod
+    def naming(self) -> Naming:
+        """Names of weights in the files that the model was built from."""
+
+    def load(self, folder: Path) -> None:
+        """Read weights in a public layout. A missing critic or noise network keeps its weights.
+
+        Raises:
+            PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
+        """
+        self.stored = read_weights(self.network, folder, self.naming)
+        read_heads(self._heads(), folder / HEADS_FILE)
+
     def write_network(self, folder: Path) -> None:
         """Write the network's weights in the layout that they were read from, into an existing folder."""
         raise NotImplementedError
@@ -320,10 +370,6 @@ class FlowPolicy(Policy):
     def save_heads(self, folder: Path) -> None:
         """Write critic and noise network beside the weights."""
         write_heads(self._heads(), folder / HEADS_FILE)
-
-    def load_heads(self, folder: Path) -> None:
-        """Read the file of `save_heads`; see `read_heads`."""
-        read_heads(self._heads(), folder / HEADS_FILE)
 
     # ------------------------------------------------------------------------------------------------------ learning
 

@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import action_dim, state_dim, task_descriptions
+from embodyrl.config.rules import task_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowSizes
 from embodyrl.models.flow.config import check as check_flow
 from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot, choose_robot, read_statistics
 from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, ValueInput, embodiment_number
-from embodyrl.models.gr00t.prompts import TOKENIZER, PromptError, Prompts
+from embodyrl.models.gr00t.prompts import PromptError, Prompts
 from embodyrl.models.saved import open_shard, shard_files, with_kept
-from embodyrl.models.vla.config import check_patches, check_without_checkpoint
+from embodyrl.models.vla.fits import SimulatorSizes, attempt, check_horizon, check_patches, check_without_checkpoint
+from embodyrl.models.vla.prompts import TOKENIZER
 from embodyrl.screen import counted
+
+PREDICTS = "the model denoises {horizon} actions at a time"
 
 
 def flow_sizes(model: Gr00tConfig, chunk_size: int) -> FlowSizes:
@@ -65,8 +68,7 @@ def _check_scratch(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:
             "set it to null",
         )
     yield from check_patches(scratch.image_size, scratch.patch_size)
-    if scratch.action_horizon is not None and chunk > scratch.action_horizon:
-        yield _too_long(chunk, scratch.action_horizon)
+    yield from check_horizon(chunk, scratch.action_horizon or chunk, predicts=PREDICTS)
     for name in ("vision_size", "hidden_size", "action_size"):
         if getattr(scratch, name) % scratch.heads:
             yield ConfigIssue(
@@ -89,15 +91,12 @@ def _check_own_statistics(config: Config, model: Gr00tConfig) -> Iterator[Config
         return
     if not Path(model.statistics).exists():  # demonstrations may be yet to come
         return
-    try:
-        robot = robot_of(*read_statistics(Path(model.statistics)), model)
-    except PolicyError as error:
-        yield error.issue("model.statistics")
+    path = Path(model.statistics)
+    robot = yield from attempt("model.statistics", lambda: robot_of(*read_statistics(path), model))
+    if robot is None:
         return
-    for what, found, there in (
-        ("a state", robot.state, state_dim(config)),
-        ("an action", robot.action, action_dim(config)),
-    ):
+    sizes = SimulatorSizes.of_config(config)
+    for what, found, there in (("a state", robot.state, sizes.proprio), ("an action", robot.action, sizes.action)):
         if there is not None and len(found) != there:
             yield ConfigIssue(
                 "model.statistics",
@@ -116,13 +115,12 @@ def _check_folder(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:
     except PolicyError as error:
         yield error.issue("model.checkpoint")
         return
-    try:
-        embodiment_number(robot.tag, model.embodiment_id, sizes.embodiments)
-    except PolicyError as error:
-        yield error.issue("model.embodiment_id")
+    yield from attempt(
+        "model.embodiment_id", lambda: embodiment_number(robot.tag, model.embodiment_id, sizes.embodiments)
+    )
     cameras = len(config.env.cameras)
-    yield from misfits(robot, sizes, config.rollout.chunk_size, cameras, state_dim(config), action_dim(config))
-    if TOKENIZER in files.tokenizer and cameras:  # the other form cannot be read without torch
+    yield from misfits(robot, sizes, config.rollout.chunk_size, cameras, SimulatorSizes.of_config(config))
+    if TOKENIZER in files.companions and cameras:  # the other form cannot be read without torch
         yield from _check_prompts(config, with_kept(model, Path(str(model.checkpoint))), files)
 
 
@@ -131,7 +129,7 @@ def _check_prompts(config: Config, model: Gr00tConfig, files: CheckpointFiles) -
     sizes = files.architecture
     try:
         Prompts(
-            files.tokenizer,
+            files.companions,
             image_token=sizes.image_token,
             images=len(config.env.cameras),
             pieces=sizes.image_tokens,
@@ -160,7 +158,7 @@ def robot_of(metadata: Mapping[str, Any], origin: str, model: Gr00tConfig) -> Ro
 
 
 def misfits(
-    robot: Robot, sizes: Architecture, chunk: int, cameras: int, proprio: int | None, action_dim: int | None
+    robot: Robot, sizes: Architecture, chunk: int, cameras: int, there: SimulatorSizes
 ) -> Iterator[ConfigIssue]:
     """Yield an issue for each part of a checkpoint that does not fit a simulator.
 
@@ -169,8 +167,7 @@ def misfits(
         sizes: sizes of its network.
         chunk: actions that are executed.
         cameras: number of the simulator's cameras.
-        proprio: size of the simulator's state; None: not known yet.
-        action_dim: size of an action; None: not known yet.
+        there: the simulator's sizes.
     """
     state, action = robot.state, robot.action
     if robot.cameras is not None and len(robot.cameras) != cameras:
@@ -180,8 +177,7 @@ def misfits(
             f"{counted(len(robot.cameras), 'image')}: {', '.join(robot.cameras)}",
             "name a camera of the simulator for each, or choose some of them with model.video_keys",
         )
-    if chunk > sizes.action_horizon:
-        yield _too_long(chunk, sizes.action_horizon)
+    yield from check_horizon(chunk, sizes.action_horizon, predicts=PREDICTS)
     for name, ranges, most in (("state", state, sizes.max_state_dim), ("action", action, sizes.max_action_dim)):
         if len(ranges) > most:
             yield ConfigIssue(
@@ -190,22 +186,14 @@ def misfits(
                 f"checkpoint takes {most} at most",
                 f"choose some of them with model.{name}_keys",
             )
-    for name, ranges, there, instead in (
-        ("state", state, proprio, "other states with env.proprio"),
-        ("action", action, action_dim, "statistics of this robot with model.statistics"),
+    for name, ranges, wanted, instead in (
+        ("state", state, there.proprio, "other states with env.proprio"),
+        ("action", action, there.action, "statistics of this robot with model.statistics"),
     ):
-        if there is not None and len(ranges) != there:
+        if wanted is not None and len(ranges) != wanted:
             yield ConfigIssue(
                 f"model.{name}_keys",
                 f"the statistics of {robot.tag!r} describe {'an' if name == 'action' else 'a'} {name} of {len(ranges)} "
-                f"numbers ({', '.join(ranges.parts) or 'none'}), the simulator has {there}",
+                f"numbers ({', '.join(ranges.parts) or 'none'}), the simulator has {wanted}",
                 f"choose its parts with model.{name}_keys, or {instead}",
             )
-
-
-def _too_long(chunk: int, horizon: int) -> ConfigIssue:
-    return ConfigIssue(
-        "rollout.chunk_size",
-        f"rollout.chunk_size = {chunk}, but the model denoises {horizon} actions at a time",
-        f"set rollout.chunk_size to {horizon} or less",
-    )

@@ -7,7 +7,6 @@ Imports no torch, so that a config can be checked against its checkpoint before 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,11 @@ from embodyrl.errors import did_you_mean
 from embodyrl.files import is_plain_name
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.config import EMBODIMENTS, Architecture, Gr00tConfig, Transformer, check_model
-from embodyrl.models.gr00t.prompts import PIECE, SPECIAL, TOKENIZER, word_tokenizer
+from embodyrl.models.gr00t.prompts import PIECE, SPECIAL, new_tokenizer
 from embodyrl.models.saved import read_json
 from embodyrl.models.unread import refuse_other_weights
-from embodyrl.models.vla.checkpoint import CONFIG, first_not_finite, impossible, parse_statistics, simulator_to_start_in
+from embodyrl.models.vla.folder import CONFIG, ConfiguredFolder, as_json, finite_numbers, impossible, parse_statistics
+from embodyrl.models.vla.prompts import TOKENIZER
 
 # ----------------------------------------------------------------------------------------------------------- statistics
 
@@ -140,14 +140,6 @@ class _Reader:
             raise self.damaged(where, found, "an object with entries")
         return found
 
-    def numbers(self, found: object, where: str) -> list[float]:
-        """Return an entry that is a list of finite numbers."""
-        if not isinstance(found, list):
-            raise self.damaged(where, found, "a list of numbers")
-        if (index := first_not_finite(found)) is not None:
-            raise self.damaged(f"{where}[{index}]", found[index], "a finite number")
-        return found
-
     def chosen(self, known: Mapping[str, Any], keys: Sequence[str] | None, where: str, option: str) -> list[str]:
         """Return the names of the parts to use."""
         chosen = list(known) if keys is None else list(keys)
@@ -177,7 +169,7 @@ class _Reader:
                 f"{self.origin}: the statistics of {where} lack {', '.join(missing)} (found: "
                 f"{', '.join(part) or 'nothing'}): {REMEDY}"
             )
-        columns = {name: self.numbers(part[name], f"{where}.{name}") for name in ENTRIES}
+        columns = {name: finite_numbers(part[name], f"{where}.{name}", self.damaged) for name in ENTRIES}
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) != 1:
             raise PolicyError(
@@ -205,27 +197,20 @@ PREPROCESSOR, PACKING = "policy_preprocessor.json", "groot_pack_inputs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointFiles:
-    """All files except the weights."""
+class CheckpointFiles(ConfiguredFolder):
+    """All files except the weights; `companions` are the tokenizer's."""
 
-    config: Mapping[str, Any]
-    """config.json."""
     eagle: Mapping[str, Any] | None
     """The vision-language model's config.json; None: that of the published model."""
     metadata: Mapping[str, Any]
     """Statistics by robot."""
-    tokenizer: Mapping[str, bytes]
-    """Contents of the tokenizer's files by name."""
     origin: str
     """File of the statistics, for messages."""
 
     @classmethod
     def read(cls, config: Gr00tConfig) -> CheckpointFiles:
-        """Read the files of `config.checkpoint`.
-
-        Raises:
-            PolicyError: a file is missing or damaged, or belongs to another model.
-        """
+        """See `CheckpointFolder.read`; with the statistics in the file `config.statistics`, if it is given, because the
+        folder need not have its own."""
         folder = Path(str(config.checkpoint))
         refuse_other_weights(folder)
         content = _read_json(folder / CONFIG, "give the folder of a GR00T N1.5 checkpoint")
@@ -238,9 +223,48 @@ class CheckpointFiles:
             config=content,
             eagle=_read_json(eagle, "") if eagle.is_file() else None,
             metadata=metadata,
-            tokenizer=_read_tokenizer(folder, config.tokenizer),
+            companions=_read_tokenizer(folder, config.tokenizer),
             origin=origin,
         )
+
+    @classmethod
+    def scratch(cls, config: Gr00tConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
+        """See `CheckpointFolder.scratch`."""
+        metadata, origin = (
+            (_statistics(simulator), "the simulator")
+            if config.statistics is None
+            else read_statistics(Path(config.statistics))
+        )
+        tokenizer = new_tokenizer(simulator.tasks.values())
+        sizes = _scratch_sizes(config, simulator, tokenizer.get_vocab_size(), chunk_size)
+        return cls(
+            config=sizes.to_config(),
+            eagle=sizes.to_eagle_config(),
+            metadata=metadata,
+            origin=origin,
+            companions={TOKENIZER: tokenizer.to_str().encode()},
+        )
+
+    @classmethod
+    def published(cls, config: Gr00tConfig) -> CheckpointFiles:
+        """See `CheckpointFolder.published`."""
+        sizes = Architecture()
+        numbers = {
+            name: {name: {entry: [float(entry in ("max", "std"))] * count for entry in ENTRIES}}
+            for name, count in (("state", STATE_DIM), ("action", ACTION_DIM))
+        }
+        tag = config.embodiment_tag or next(iter(EMBODIMENTS))
+        return cls(
+            config=sizes.to_config(),
+            eagle=None,
+            metadata={tag: _with_cameras({"statistics": numbers}, CAMERAS)},
+            companions={TOKENIZER: new_tokenizer([], sizes.image_token).to_str().encode()},
+            origin="the published model",
+        )
+
+    def with_statistics(self, path: str) -> CheckpointFiles:
+        """Return the files as they are: `read` and `scratch` have read these statistics."""
+        return self
 
     @property
     def architecture(self) -> Architecture:
@@ -249,19 +273,20 @@ class CheckpointFiles:
 
     def with_cameras(self, tag: str, cameras: Sequence[str]) -> CheckpointFiles:
         """Return a copy with images for a robot whose statistics do not name them."""
-        robot = {**self.metadata[tag], "modalities": {"video": {camera: {} for camera in cameras}}}
-        return dataclasses.replace(self, metadata={**self.metadata, tag: robot})
+        return dataclasses.replace(self, metadata={**self.metadata, tag: _with_cameras(self.metadata[tag], cameras)})
 
-    def write(self, folder: Path) -> None:
-        """Write all of it into an existing folder."""
-        contents = {CONFIG: self.config, METADATA: self.metadata}
+    def contents(self) -> Mapping[str, bytes]:
+        """See `CheckpointFolder.contents`."""
+        found = {CONFIG: self.config, METADATA: self.metadata}
         if self.eagle is not None:
-            contents[EAGLE_CONFIG] = self.eagle
-        written = {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in contents.items()}
-        written |= {f"{EAGLE}/{name}": content for name, content in self.tokenizer.items()}
-        for name, content in written.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(content)
+            found[EAGLE_CONFIG] = self.eagle
+        tokenizer = {f"{EAGLE}/{name}": content for name, content in self.companions.items()}
+        return {name: as_json(content) for name, content in found.items()} | tokenizer
+
+
+def _with_cameras(robot: Mapping[str, Any], cameras: Sequence[str]) -> dict[str, Any]:
+    """Return a robot's metadata with the names of its images."""
+    return {**robot, "modalities": {"video": {camera: {} for camera in cameras}}}
 
 
 def read_statistics(path: Path) -> tuple[dict[str, Any], str]:
@@ -317,23 +342,11 @@ ROBOT = "simulator"
 """Robot of such a model, unless statistics name another."""
 
 
-def scratch_files(model: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
-    """Build the files of a model with random weights. Its vocabulary is that of the simulator's task descriptions; its
-    ranges are the simulator's unless the config names statistics.
-
-    Raises:
-        PolicyError: there is no simulator (None), its actions are discrete, or the statistics cannot be read.
-    """
-    simulator = simulator_to_start_in(simulator)
-    metadata, origin = (
-        (_statistics(simulator), "the simulator")
-        if model.statistics is None
-        else read_statistics(Path(model.statistics))
-    )
-    tokenizer = word_tokenizer(simulator.tasks.values())
+def _scratch_sizes(model: Gr00tConfig, simulator: SimulatorSpec, vocabulary: int, chunk_size: int) -> Architecture:
+    """Return the shape of a model with random weights."""
     config = model.scratch
     heads, horizon = config.heads, config.action_horizon or chunk_size
-    architecture = Architecture(
+    return Architecture(
         vision={
             **Architecture().vision,
             "hidden_size": config.vision_size,
@@ -351,7 +364,7 @@ def scratch_files(model: Gr00tConfig, simulator: SimulatorSpec | None, chunk_siz
             "num_attention_heads": heads,
             "num_key_value_heads": heads,
             "head_dim": config.hidden_size // heads,
-            "vocab_size": tokenizer.get_vocab_size(),
+            "vocab_size": vocabulary,
             "initializer_range": config.initializer_range,
         },
         text_layers=config.layers,
@@ -369,13 +382,6 @@ def scratch_files(model: Gr00tConfig, simulator: SimulatorSpec | None, chunk_siz
         embodiments=1,
         max_positions=horizon,
     )
-    return CheckpointFiles(
-        config=architecture.to_config(),
-        eagle=architecture.to_eagle_config(),
-        metadata=metadata,
-        origin=origin,
-        tokenizer={TOKENIZER: tokenizer.to_str().encode()},
-    )
 
 
 def _statistics(simulator: SimulatorSpec) -> dict[str, Any]:
@@ -386,25 +392,8 @@ def _statistics(simulator: SimulatorSpec) -> dict[str, Any]:
     action = {"min": low.tolist(), "max": high.tolist(), "mean": centre, "std": half}
     state = {"min": [-1.0] * count, "max": [1.0] * count, "mean": [0.0] * count, "std": [1.0] * count}
     numbers = {"state": {"state": state}, "action": {"action": action}}
-    return {ROBOT: {"statistics": numbers, "modalities": {"video": {camera: {} for camera in simulator.cameras}}}}
+    return {ROBOT: _with_cameras({"statistics": numbers}, simulator.cameras)}
 
 
 STATE_DIM, ACTION_DIM, CAMERAS = 8, 7, ("image", "wrist_image")
 """Sizes and cameras of public checkpoints for LIBERO."""
-
-
-def published_files(tag: str | None) -> CheckpointFiles:
-    """Build the files of a model of the published size, with statistics of a robot called `tag`."""
-    sizes = Architecture()
-    numbers = {
-        name: {name: {entry: [float(entry in ("max", "std"))] * count for entry in ENTRIES}}
-        for name, count in (("state", STATE_DIM), ("action", ACTION_DIM))
-    }
-    robot = {"statistics": numbers, "modalities": {"video": {camera: {} for camera in CAMERAS}}}
-    return CheckpointFiles(
-        config=sizes.to_config(),
-        eagle=None,
-        metadata={tag or next(iter(EMBODIMENTS)): robot},
-        tokenizer={TOKENIZER: word_tokenizer([], sizes.image_token).to_str().encode()},
-        origin="the published model",
-    )

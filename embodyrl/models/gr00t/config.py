@@ -11,7 +11,8 @@ from embodyrl.config.schema import WIDEST_LAYER, setting
 from embodyrl.errors import did_you_mean
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
-from embodyrl.models.vla.checkpoint import check_whole
+from embodyrl.models.vla.config import SIGLIP_SO400M
+from embodyrl.models.vla.folder import check_whole
 
 
 class Normalization(StrEnum):
@@ -138,16 +139,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
 
 
 def _published_vision() -> dict[str, Any]:
-    return {
-        "hidden_size": 1152,
-        "intermediate_size": 4304,
-        "num_hidden_layers": 27,
-        "num_attention_heads": 16,
-        "image_size": 224,
-        "patch_size": 14,
-        "hidden_act": "gelu_pytorch_tanh",
-        "layer_norm_eps": 1e-6,
-    }
+    return {**SIGLIP_SO400M, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 
 
 def _published_text() -> dict[str, Any]:
@@ -167,14 +159,11 @@ def _published_text() -> dict[str, Any]:
     }
 
 
-VISION_SIZES = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size"),
-)
 TEXT_SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "vocab_size", "max_position_embeddings"),
 )
-"""Whole numbers among the sizes of the vision tower and of the language model."""
+"""Whole numbers among the sizes of the language model."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +224,10 @@ class Architecture:
             if name in ("vision", "text", "vl_self_attention", "dit", "noise_scale"):
                 continue
             check_whole(found, name, least=int(name != "image_token"))
-        for part, sizes, keys in (("vision_config", self.vision, VISION_SIZES), ("text_config", self.text, TEXT_SIZES)):
+        for part, sizes, keys in (
+            ("vision_config", self.vision, SIGLIP_SO400M),
+            ("text_config", self.text, TEXT_SIZES),
+        ):
             for key in keys:
                 check_whole(sizes[key], f"{part}.{key}", file="eagle2_hg_model/config.json")
         if isinstance(self.noise_scale, bool) or not isinstance(self.noise_scale, int | float):

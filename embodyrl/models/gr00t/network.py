@@ -23,7 +23,7 @@ from embodyrl.models.libraries import (
     SiglipVisionConfig,
     SiglipVisionModel,
 )
-from embodyrl.models.vla.checkpoint import CONFIG, described_by
+from embodyrl.models.vla.folder import CONFIG, described_by
 from embodyrl.models.weights import Naming
 
 # ------------------------------------------------------------------------------------------------------------ attention

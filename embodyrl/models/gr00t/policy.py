@@ -11,24 +11,25 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
+from embodyrl.models import lerobot
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.gr00t.check import misfits, robot_of
-from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot, published_files, scratch_files
+from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot
 from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, ValueInput, embodiment_number
 from embodyrl.models.gr00t.head import Condition, Embodiment
 from embodyrl.models.gr00t.network import NAMING, Gr00tNetwork, causal_mask
-from embodyrl.models.gr00t.processor import ImagePipeline, normalizer
+from embodyrl.models.gr00t.processor import ImagePipeline, scale_of
 from embodyrl.models.gr00t.prompts import Prompts
-from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyObservation, PolicySpec
+from embodyrl.models.policy import Inputs, ParallelPlan, PolicyObservation
 from embodyrl.models.saved import with_kept
-from embodyrl.models.vla.processor import SimulatorUnits, check_images, read_state
-from embodyrl.models.weights import read_weights, write_weights
+from embodyrl.models.vla.fits import SimulatorSizes
+from embodyrl.models.vla.processor import check_images
+from embodyrl.models.weights import write_weights
 
 
 class Gr00tPolicy(FlowPolicy):
@@ -43,6 +44,7 @@ class Gr00tPolicy(FlowPolicy):
     """
 
     config: Gr00tConfig
+    network: Gr00tNetwork
     files: CheckpointFiles
     value_changes = False
 
@@ -50,7 +52,7 @@ class Gr00tPolicy(FlowPolicy):
         if config.checkpoint is not None:
             config = with_kept(config, Path(config.checkpoint))
         super().__init__(config, simulator, chunk_size)
-        self.files = _read_files(config, simulator, chunk_size)
+        self.files = CheckpointFiles.of(config, simulator, chunk_size)
         sizes = self.files.architecture
         robot = robot_of(self.files.metadata, self.files.origin, config)
         if robot.cameras is None and simulator is not None:
@@ -64,19 +66,19 @@ class Gr00tPolicy(FlowPolicy):
         for parameter in self.network.parameters():  # not the rotary frequencies, which are no parameters
             parameter.data = parameter.data.to(self.dtype)
         self.network.backbone.eagle_model.freeze(vision=config.freeze_vision, language=config.freeze_language)
-        self.state_range = normalizer(robot.state, config.state_normalization)
-        self.action_range = normalizer(robot.action, config.action_normalization)
-        self.units: SimulatorUnits | None = None
-        if simulator is not None:
-            remedy = "choose statistics (model.embodiment_tag, model.action_keys) of this robot"
-            self.units = SimulatorUnits(self.convention(), simulator, len(self.action_range), remedy)
+        scales = lerobot.Robot(
+            states=scale_of(robot.state, config.state_normalization),
+            actions=scale_of(robot.action, config.action_normalization),
+        )
+        remedy = "choose statistics (model.embodiment_tag, model.action_keys) of this robot"
+        self.set_up_robot(scales, simulator, chunk_size, remedy)
         self.images = ImagePipeline(
             sizes.vision["image_size"], center_crop=config.center_crop, interpolation=config.interpolation
         )
         if simulator is None or self.images.resizes(simulator.image_size):
             self.reads_on_host = frozenset({"images"})
         self.prompts = Prompts(
-            self.files.tokenizer,
+            self.files.companions,
             image_token=sizes.image_token,
             images=self.num_images,
             pieces=sizes.image_tokens,
@@ -84,9 +86,6 @@ class Gr00tPolicy(FlowPolicy):
             listed=config.listed_task,
             length=config.prompt_length,
             padding=config.padding,
-        )
-        self.spec = PolicySpec(
-            kind="flow", chunk_size=chunk_size, action_dim=len(self.action_range), proprio_dim=len(self.state_range)
         )
         sees_state = config.value_input is ValueInput.vl_and_state
         self.set_up_flow(
@@ -113,15 +112,8 @@ class Gr00tPolicy(FlowPolicy):
             "pixel_values": self.images(images, device),
             "input_ids": torch.from_numpy(ids).to(device),
             "attention_mask": torch.from_numpy(mask).to(device),
-            "state": self._padded_state(observation.proprio, len(ids)).unsqueeze(1),
+            "state": self.padded_state(observation.proprio, len(ids), self.network.sizes.max_state_dim).unsqueeze(1),
         }
-
-    def _padded_state(self, proprio: Tensor | None, batch: int) -> Tensor:
-        wanted = len(self.state_range)
-        if not wanted:
-            return self.start.new_zeros(batch, self.network.sizes.max_state_dim)
-        state = read_state(proprio, wanted, self.start.device)
-        return functional.pad(self.state_range.normalize(state), (0, self.network.sizes.max_state_dim - wanted))
 
     # ------------------------------------------------------------------------------------------------------ denoising
 
@@ -153,19 +145,12 @@ class Gr00tPolicy(FlowPolicy):
 
     # --------------------------------------------------------------------------------------------------------- outputs
 
-    def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
-        """See `FlowPolicy.finish`."""
-        actions = self.action_range.unnormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim])
-        return actions if self.units is None else self.units(actions)
-
     def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """See `FlowPolicy.sft_targets`. If the horizon is longer than the demonstrated chunk, the last action is
         repeated and has weight 1, as in public training."""
-        own = actions if self.units is None else self.units.inverse(actions)
-        normalized = self.action_range.normalize(own.float())
-        data = self.fill_horizon(normalized)
+        data = self.fill_horizon(self.actions.normalize(self.units.inverse(actions).float()))
         counts = torch.zeros_like(data)
-        counts[..., : len(self.action_range)] = 1.0
+        counts[..., : len(self.actions)] = 1.0
         return data, counts
 
     # ----------------------------------------------------------------------------------------------------------- parts
@@ -186,15 +171,7 @@ class Gr00tPolicy(FlowPolicy):
 
     # ----------------------------------------------------------------------------------------------------------- files
 
-    def load(self, folder: Path) -> None:
-        """Read weights in a public layout: NVIDIA's, in shards, or LeRobot's. A missing critic or
-        noise network keeps its weights.
-
-        Raises:
-            PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
-        """
-        read_weights(self.network, folder, NAMING)
-        self.load_heads(folder)
+    naming = NAMING
 
     def options_to_save(self, config: ModelConfig) -> ModelConfig:
         """See `Policy.options_to_save`; the length of prompts was determined from the tasks."""
@@ -204,14 +181,6 @@ class Gr00tPolicy(FlowPolicy):
     def write_network(self, folder: Path) -> None:
         """See `FlowPolicy.write_network`; NVIDIA's layout."""
         write_weights(self.network, folder, NAMING)
-
-
-def _read_files(config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
-    if config.checkpoint == PUBLISHED:
-        return published_files(config.embodiment_tag)
-    if config.checkpoint is not None:
-        return CheckpointFiles.read(config)
-    return scratch_files(config, simulator, chunk_size)
 
 
 def _fit(robot: Robot, sizes: Architecture, chunk_size: int, simulator: SimulatorSpec | None) -> int:
@@ -225,8 +194,6 @@ def _fit(robot: Robot, sizes: Architecture, chunk_size: int, simulator: Simulato
         images = len(simulator.cameras)
     if not images:
         raise PolicyError("the model needs images", "set env.cameras")
-    proprio = None if simulator is None else simulator.proprio_dim
-    acting = None if simulator is None else simulator.action_dim
-    for issue in misfits(robot, sizes, chunk_size, images, proprio, acting):
+    for issue in misfits(robot, sizes, chunk_size, images, SimulatorSizes.of(simulator)):
         raise PolicyError(f"{issue.message}: {issue.hint}")
     return images

@@ -5,13 +5,14 @@ Shapes: `B` samples, `V` cameras, `H, W` pixels, `h` the model's side.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from embodyrl.models.gr00t.checkpoint import NormStats
 from embodyrl.models.gr00t.config import Interpolation, Normalization
-from embodyrl.models.vla.processor import Normalizer
+from embodyrl.models.lerobot import Scale
 
 CROP = 0.95
 """Share of the image's sides that a centre crop keeps."""
@@ -59,16 +60,17 @@ def _crop(planes: Tensor) -> Tensor:
     return planes[..., top : top + height, left : left + width]
 
 
-def normalizer(ranges: NormStats, mode: Normalization) -> Normalizer:
-    """Return the normalizer of a robot's state or action.
+def scale_of(ranges: NormStats, mode: Normalization) -> Scale:
+    """Return the normalisation of a robot's state or action.
 
     Args:
         ranges: its statistics.
         mode: min_max: -1 and 1 are the ends of the range. mean_std: mean 0, standard deviation 1.
     """
     low, high, mean, std = (
-        torch.tensor(column, dtype=torch.float64) for column in (ranges.min, ranges.max, ranges.mean, ranges.std)
+        np.array(column, np.float64) for column in (ranges.min, ranges.max, ranges.mean, ranges.std)
     )
-    if mode is Normalization.min_max:
-        return Normalizer(0.5 * (low + high), 0.5 * (high - low))
-    return Normalizer(mean, std)
+    if mode is Normalization.mean_std:
+        return Scale(mean, std, std)
+    half_width = 0.5 * (high - low)
+    return Scale(0.5 * (low + high), half_width, half_width)

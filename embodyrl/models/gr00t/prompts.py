@@ -15,11 +15,10 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.config import Padding
-from embodyrl.models.vla.checkpoint import read_tokenizer as parse_tokenizer
-from embodyrl.models.vla.words import UNKNOWN, word_level, words_of
+from embodyrl.models.vla.prompts import TOKENIZER, UNKNOWN, padded, word_tokenizer
+from embodyrl.models.vla.prompts import read_tokenizer as parse_tokenizer
 from embodyrl.screen import counted
 
-TOKENIZER = "tokenizer.json"
 PIECE = "<IMG_CONTEXT>"
 """Image token: a placeholder for one patch embedding."""
 PAD = "<|endoftext|>"
@@ -119,13 +118,7 @@ class Prompts:
         self._check_lengths(tasks)
         rows = [self.encode(task) for task in tasks]
         length = max(map(len, rows)) if self.length is None else self.length
-        ids = np.full((len(rows), length), self._pad, np.int64)
-        mask = np.zeros((len(rows), length), np.bool_)
-        for index, row in enumerate(rows):
-            place = slice(length - len(row), length) if self._left else slice(len(row))
-            ids[index, place] = row
-            mask[index, place] = True
-        return ids, mask
+        return padded(rows, length, self._pad, left=self._left)
 
 
 def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
@@ -151,7 +144,7 @@ def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
         raise PolicyError(f"the tokenizer cannot be read ({error})", "download it again") from error
 
 
-def word_tokenizer(tasks: Iterable[str], image_token: int | None = None) -> Tokenizer:
+def new_tokenizer(tasks: Iterable[str], image_token: int | None = None) -> Tokenizer:
     """Return a tokenizer for a model without one: the words of the chats about these tasks.
 
     Args:
@@ -162,8 +155,7 @@ def word_tokenizer(tasks: Iterable[str], image_token: int | None = None) -> Toke
     text = " ".join(prompt(task, images=1, pieces=1) for task in tasks)
     for token in SPECIAL:
         text = text.replace(token, " ")
-    words = words_of([text, " ".join(map(str, range(10)))], split)
     ids = None if image_token is None else {PIECE: image_token}
-    tokenizer = word_level([*SPECIAL, UNKNOWN, *words], split, ids)
+    tokenizer = word_tokenizer([*SPECIAL, UNKNOWN], [text, " ".join(map(str, range(10)))], split, ids=ids)
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     return tokenizer

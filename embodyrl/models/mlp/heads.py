@@ -76,54 +76,18 @@ def build_head(
     return head(simulator, chunk_size, log_std)
 
 
-class GaussianHead(Gaussian):
-    """Independent Gaussians, in units where -1 .. 1 spans the simulator's action range. Samples outside are clipped by
-    the conversion to actions, not by the distribution."""
+class RangeHead(nn.Module):
+    """A distribution over continuous actions, in units where -1 .. 1 spans the simulator's action range."""
 
-    kind = "gaussian"
     centre: Tensor
     half_width: Tensor
+    chunk_size: int
 
-    def __init__(self, simulator: SimulatorSpec, chunk_size: int, log_std: float) -> None:
-        self.outputs = chunk_size * simulator.action_dim
-        super().__init__(self.outputs, log_std)
+    def set_range(self, simulator: SimulatorSpec, chunk_size: int) -> None:
+        """Set the range of actions, and how many there are in a chunk."""
         self.chunk_size = chunk_size
-        centre, half_width = unit_range(simulator)
-        self.register_buffer("centre", torch.from_numpy(centre))
-        self.register_buffer("half_width", torch.from_numpy(half_width))
-
-    def mode(self, outputs: Tensor) -> Tensor:
-        """See `Head`."""
-        return outputs
-
-    def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
-        """See `Head`."""
-        chunk = sample.view(*sample.shape[:-1], self.chunk_size, -1)
-        return from_unit_range(chunk, self.centre, self.half_width)
-
-    def errors(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Return the squared errors `[B, N]` of the means, in units of half the action range. The standard deviations
-        get no gradient: demonstrations do not determine how much to explore."""
-        return (outputs - ((actions - self.centre) / self.half_width).flatten(1)).square()
-
-
-class SquashedHead(Squashed):
-    """Squashed Gaussians over the simulator's action range."""
-
-    kind = "squashed"
-    centre: Tensor
-    half_width: Tensor
-
-    def __init__(self, simulator: SimulatorSpec, chunk_size: int, log_std: float) -> None:
-        super().__init__(chunk_size * simulator.action_dim, log_std)
-        self.chunk_size = chunk_size
-        centre, half_width = unit_range(simulator)
-        self.register_buffer("centre", torch.from_numpy(centre))
-        self.register_buffer("half_width", torch.from_numpy(half_width))
-
-    def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
-        """See `Head`."""
-        return self.from_unit(sample.tanh())
+        for name, ends in zip(("centre", "half_width"), unit_range(simulator), strict=True):
+            self.register_buffer(name, torch.from_numpy(ends))
 
     def from_unit(self, unit: Tensor) -> Tensor:
         """Convert numbers in -1 .. 1 `[B, N]` to actions `[B, C, D]` in the simulator's units."""
@@ -132,6 +96,45 @@ class SquashedHead(Squashed):
     def to_unit(self, actions: Tensor) -> Tensor:
         """Convert actions `[B, C, D]` in the simulator's units to numbers in -1 .. 1 `[B, N]`."""
         return ((actions - self.centre) / self.half_width).flatten(1)
+
+
+class GaussianHead(Gaussian, RangeHead):
+    """Independent Gaussians. Samples outside of the action range are clipped by the conversion to actions, not by the
+    distribution."""
+
+    kind = "gaussian"
+
+    def __init__(self, simulator: SimulatorSpec, chunk_size: int, log_std: float) -> None:
+        self.outputs = chunk_size * simulator.action_dim
+        super().__init__(self.outputs, log_std)
+        self.set_range(simulator, chunk_size)
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """See `Head`."""
+        return outputs
+
+    def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
+        """See `Head`."""
+        return self.from_unit(sample)
+
+    def errors(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Return the squared errors `[B, N]` of the means, in units of half the action range. The standard deviations
+        get no gradient: demonstrations do not determine how much to explore."""
+        return (outputs - self.to_unit(actions)).square()
+
+
+class SquashedHead(Squashed, RangeHead):
+    """Squashed Gaussians over the simulator's action range."""
+
+    kind = "squashed"
+
+    def __init__(self, simulator: SimulatorSpec, chunk_size: int, log_std: float) -> None:
+        super().__init__(chunk_size * simulator.action_dim, log_std)
+        self.set_range(simulator, chunk_size)
+
+    def actions(self, sample: Tensor, logprobs: Tensor) -> Tensor:
+        """See `Head`."""
+        return self.from_unit(sample.tanh())
 
     def errors(self, outputs: Tensor, actions: Tensor) -> Tensor:
         """Return the mean squared errors `[B]` of the most likely chunks, in units of half the action range."""

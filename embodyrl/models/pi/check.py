@@ -4,21 +4,20 @@ or openpi's). Reads no weights and imports no torch."""
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Generator, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import action_dim, state_dim, task_descriptions
+from embodyrl.config.rules import task_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowSizes
 from embodyrl.models.flow.config import check as check_flow
-from embodyrl.models.lerobot import PREPROCESSOR, RELATIVE_STEPS, steps_of
-from embodyrl.models.pi.checkpoint import LEROBOT_PREFIX, CheckpointFiles, Layout, Robot, robot_of, sees_state, ways_of
+from embodyrl.models.lerobot import PREPROCESSOR, RELATIVE_STEPS, Robot, steps_of
+from embodyrl.models.pi.checkpoint import LEROBOT_PREFIX, CheckpointFiles, Layout, robot_of, sees_state, ways_of
 from embodyrl.models.pi.config import (
     Architecture,
     DenoisingTimes,
@@ -30,9 +29,21 @@ from embodyrl.models.pi.config import (
 )
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.saved import with_kept
-from embodyrl.models.vla.cameras import check_chosen, check_there, choose_cameras
-from embodyrl.models.vla.checkpoint import choose_key
-from embodyrl.models.vla.config import Frozen, check_patches, check_robot, check_without_checkpoint, note_executed
+from embodyrl.models.vla.cameras import check_chosen, check_images_shown, check_there
+from embodyrl.models.vla.config import Frozen
+from embodyrl.models.vla.fits import (
+    SimulatorSizes,
+    attempt,
+    check_horizon,
+    check_patches,
+    check_sizes,
+    check_without_checkpoint,
+    note_executed,
+)
+from embodyrl.models.vla.folder import choose_key
+
+STATES = "other states with env.proprio"
+"""What could be changed if the statistics are of other states than the simulator's."""
 
 # ---------------------------------------------------------------------------------------------------------- conventions
 
@@ -102,11 +113,11 @@ def notes(config: Config) -> Iterator[str]:
     assert isinstance(model, PiConfig)
     if model.checkpoint is None or not Path(model.checkpoint).is_dir():
         return
-    files = CheckpointFiles.read(Path(model.checkpoint), tokenizer=model.tokenizer)
+    files = CheckpointFiles.read(model)
     options, kept = settled(model, files), with_kept(model, Path(model.checkpoint))
     if isinstance(options, Pi05Config) and options.state is StateInput.prompt:
         assert isinstance(model, Pi05Config) and isinstance(kept, Pi05Config)
-        width = Architecture.from_config(model.name, files.config, expert_head=False).state_dim
+        width = files.architecture(model.name).state_dim
         way = (
             f"the state in the prompt is filled up to {width} numbers, as LeRobot 0.4 does"
             if options.padded_state
@@ -140,8 +151,7 @@ def flow_sizes(model: PiConfig, chunk_size: int) -> FlowSizes:
     Raises:
         PolicyError: these are missing or damaged.
     """
-    files = CheckpointFiles.read(Path(str(model.checkpoint)), tokenizer=model.tokenizer)
-    sizes = Architecture.from_config(model.name, files.config, expert_head=files.layout.expert_head)
+    sizes = CheckpointFiles.read(model).architecture(model.name)
     read = sizes.expert if model.value_from is ValueFrom.expert else sizes.language
     return FlowSizes(sizes.horizon, sizes.action_dim, read.width)
 
@@ -171,7 +181,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     if model.checkpoint is None:
         yield from _check_scratch(config, model)
     if model.checkpoint is not None and Path(model.checkpoint).is_dir():
-        yield from _check_folder(config, model, Path(model.checkpoint))
+        yield from _check_folder(config, model)
     else:
         yield from check_there(config)
 
@@ -190,15 +200,16 @@ def _check_scratch(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
     yield from check_without_checkpoint(model, "tokenizer", "unnorm_key")
     if model.statistics is not None and Path(model.statistics).is_file():
         nothing = CheckpointFiles(config={}, companions={}, layout=Layout())
-        robot = yield from _read_robot(config, model, nothing)
-        yield from _unlike(robot, None, state_dim(config), action_dim(config))
+        there = SimulatorSizes.of_config(config)
+        robot = yield from _read_robot(there, model, nothing)
+        yield from check_sizes(robot, there, "model.statistics", states=STATES)
         yield from _relative_to_nothing(robot, model.relative_action_dims)
 
 
-def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[ConfigIssue]:
+def _check_folder(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
     try:
-        files = CheckpointFiles.read(folder, tokenizer=model.tokenizer)
-        architecture = Architecture.from_config(model.name, files.config, expert_head=files.layout.expert_head)
+        files = CheckpointFiles.read(model)
+        architecture = files.architecture(model.name)
     except PolicyError as error:
         yield error.issue("model.checkpoint")
         return
@@ -209,25 +220,14 @@ def _check_folder(config: Config, model: PiConfig, folder: Path) -> Iterator[Con
             f"set model.name to {files.layout.model}",
         )
         return
-    try:
-        choose_cameras(model.cameras, config.env.cameras, architecture.images)
-    except PolicyError as error:
-        yield ConfigIssue("model.cameras", str(error))
-    try:
-        model = settled(model, files)
-    except PolicyError as error:
-        yield error.issue("model.checkpoint")
+    yield from check_images_shown(model.cameras, config, architecture.images)
+    options = yield from attempt("model.checkpoint", lambda: settled(model, files))
+    if options is None:
         return
-    robot = yield from _read_robot(config, model, files)
-    yield from misfits(
-        architecture,
-        config.rollout.chunk_size,
-        robot,
-        state_dim(config),
-        action_dim(config),
-        model.relative_action_dims,
-    )
-    yield from _check_prompts(config, model, files, architecture, robot)
+    there = SimulatorSizes.of_config(config)
+    robot = yield from _read_robot(there, options, files)
+    yield from misfits(architecture, config.rollout.chunk_size, robot, there, options.relative_action_dims)
+    yield from _check_prompts(config, options, files, architecture, robot)
 
 
 def _check_prompts(
@@ -260,33 +260,25 @@ def written_numbers(model: PiConfig, states: int, width: int) -> int | None:
     return width if writes_padded(model) else states
 
 
-def _read_robot(config: Config, model: PiConfig, files: CheckpointFiles) -> Generator[ConfigIssue, None, Robot | None]:
+def _read_robot(
+    there: SimulatorSizes, model: PiConfig, files: CheckpointFiles
+) -> Generator[ConfigIssue, None, Robot | None]:
     """Return the ranges in the statistics; None if they cannot be read, which yields an issue."""
-    source = "model.checkpoint" if model.statistics is None else "model.statistics"
-    try:
-        statistics = (files if model.statistics is None else files.with_statistics(model.statistics)).statistics
-    except PolicyError as error:
-        yield error.issue(source)
+    named = model.statistics
+    source = "model.checkpoint" if named is None else "model.statistics"
+    statistics = yield from attempt(
+        source, lambda: (files if named is None else files.with_statistics(named)).statistics
+    )
+    if statistics is None:
         return None
-    try:
-        chosen = statistics[choose_key(statistics, model.unnorm_key)]
-    except PolicyError as error:
-        yield error.issue("model.unnorm_key")
+    key = yield from attempt("model.unnorm_key", lambda: choose_key(statistics, model.unnorm_key))
+    if key is None:
         return None
-    try:
-        return robot_of(chosen, model, files, proprio=state_dim(config), action_dim=action_dim(config))
-    except PolicyError as error:
-        yield error.issue(source)
-        return None
+    return (yield from attempt(source, lambda: robot_of(statistics[key], model, files, there)))
 
 
 def misfits(
-    sizes: Architecture,
-    chunk: int,
-    robot: Robot | None,
-    proprio: int | None,
-    action_dim: int | None,
-    relative: int,
+    sizes: Architecture, chunk: int, robot: Robot | None, there: SimulatorSizes, relative: int
 ) -> Iterator[ConfigIssue]:
     """Yield an issue for each part of a checkpoint that does not fit a simulator.
 
@@ -294,17 +286,12 @@ def misfits(
         sizes: sizes of its network.
         chunk: actions that are executed.
         robot: ranges of its statistics; None: they cannot be read.
-        proprio: size of the simulator's state; None: not known yet.
-        action_dim: size of an action; None: not known yet.
+        there: the simulator's sizes.
         relative: leading action dims that are relative to the state.
     """
-    if chunk > sizes.horizon:
-        yield ConfigIssue(
-            "rollout.chunk_size",
-            f"rollout.chunk_size = {chunk}, but the checkpoint gives {sizes.horizon} actions at once",
-            f"set rollout.chunk_size to {sizes.horizon} or less",
-        )
-    yield from _unlike(robot, sizes, proprio, action_dim)
+    yield from check_horizon(chunk, sizes.horizon)
+    most = (sizes.state_dim, sizes.action_dim)
+    yield from check_sizes(robot, there, "model.unnorm_key", "model.statistics", states=STATES, most=most)
     yield from _relative_to_nothing(robot, relative)
 
 
@@ -318,21 +305,3 @@ def _relative_to_nothing(robot: Robot | None, relative: int) -> Iterator[ConfigI
             f"model.relative_action_dims = {relative}, but a state has {states} numbers and an action {actions}",
             f"set it to {min(states, actions)} or less",
         )
-
-
-def _unlike(
-    robot: Robot | None, sizes: Architecture | None, proprio: int | None, action_dim: int | None
-) -> Iterator[ConfigIssue]:
-    """Yield issues where the sizes of a robot exceed those of the network (None: built to fit) or differ from the
-    simulator's."""
-    if robot is None:
-        return
-    most = (math.inf, math.inf) if sizes is None else (sizes.state_dim, sizes.action_dim)
-    rows = (
-        ("states", robot.states, most[0], proprio, "other states with env.proprio"),
-        ("actions", robot.actions, most[1], action_dim, "its matching controller"),
-    )
-    settings = ("model.statistics",) if sizes is None else ("model.unnorm_key", "model.statistics")
-    for what, ranges, limit, there, instead in rows:
-        if ranges is not None:
-            yield from check_robot(what, len(ranges), limit, there, settings=settings, instead=instead)

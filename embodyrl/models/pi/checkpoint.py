@@ -7,32 +7,34 @@ Imports no torch, so that a config can be checked against its checkpoint before 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import unit_range
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.lerobot import NUMBERS as LEROBOT_NUMBERS
-from embodyrl.models.lerobot import Scale, refuse_relative_actions, refuse_scaled_images, stated_ways, unscaled
+from embodyrl.models.lerobot import (
+    Robot,
+    Scale,
+    refuse_relative_actions,
+    refuse_scaled_images,
+    stated_ways,
+    unscaled,
+    wrong_number,
+)
 from embodyrl.models.lerobot import scale_of as lerobot_scale
-from embodyrl.models.pi.config import PUBLISHED_NORMALIZATION, Normalization, PiConfig, StateInput
-from embodyrl.models.pi.prompts import Prompts, read_tokenizer, word_tokenizer
+from embodyrl.models.pi.config import PUBLISHED_NORMALIZATION, Architecture, Normalization, PiConfig, StateInput
+from embodyrl.models.pi.prompts import Prompts, new_tokenizer, read_tokenizer
 from embodyrl.models.saved import INDEX_FILE, parse_json, weight_shapes
 from embodyrl.models.unread import refuse_other_weights
-from embodyrl.models.vla.checkpoint import (
-    CONFIG,
-    FilesBesideWeights,
-    first_not_finite,
-    impossible,
-    parse_statistics,
-    simulator_to_start_in,
-)
+from embodyrl.models.vla.fits import SimulatorSizes
+from embodyrl.models.vla.folder import CONFIG, ConfiguredFolder, as_json, finite_numbers, impossible, parse_statistics
 
 # ----------------------------------------------------------------------------------------------------- names of weights
 
@@ -129,24 +131,16 @@ class Statistics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointFiles(FilesBesideWeights):
+class CheckpointFiles(ConfiguredFolder):
     """All files except the weights."""
 
     layout: Layout
     """Names of the weights."""
 
     @classmethod
-    def read(cls, folder: Path, *, tokenizer: str | None = None, statistics: str | None = None) -> CheckpointFiles:
-        """Read a checkpoint's folder.
-
-        Args:
-            folder: the checkpoint's folder.
-            tokenizer: file to use instead of the tokenizer in the folder.
-            statistics: file to use instead of the statistics in the folder.
-
-        Raises:
-            PolicyError: it is not the folder of such a checkpoint, or one of the other files does not exist.
-        """
+    def read(cls, config: PiConfig) -> CheckpointFiles:
+        """See `CheckpointFolder.read`; the tokenizer is the file `config.tokenizer`, if it is given."""
+        folder = Path(str(config.checkpoint))
         refuse_other_weights(folder)
         if not (folder / CONFIG).is_file():
             raise PolicyError(f"{folder} holds no {CONFIG}", "give the folder of a pi0 or pi0.5 checkpoint")
@@ -154,20 +148,62 @@ class CheckpointFiles(FilesBesideWeights):
         # Not the index of the weights' files: they are written again, in a number of files of their own.
         paths = [path for path in places if path.name.endswith(KEPT) and path.name != INDEX_FILE and path.is_file()]
         found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-        config = parse_json(found.pop(CONFIG), str(folder / CONFIG))
-        if tokenizer is not None:
-            found = _replace(found, Path(tokenizer), TOKENIZERS, "model.tokenizer")
-        files = cls(config=config, companions=found, layout=Layout.read(folder))
-        return files if statistics is None else files.with_statistics(statistics)
+        content = parse_json(found.pop(CONFIG), str(folder / CONFIG))
+        if config.tokenizer is not None:
+            found = _replace(found, Path(config.tokenizer), TOKENIZERS, "model.tokenizer")
+        return cls(config=content, companions=found, layout=Layout.read(folder))
+
+    @classmethod
+    def scratch(cls, config: PiConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
+        """See `CheckpointFolder.scratch`."""
+        tokenizer = new_tokenizer(simulator.tasks.values())
+        prompts = Prompts(*read_tokenizer(TOKENIZERS[0], tokenizer.to_str().encode()), length=0)
+        state = np.zeros(simulator.proprio_dim) if config.state is StateInput.prompt else None
+        sizes = config.scratch
+        description = {
+            "type": config.name,
+            "max_action_dim": simulator.action_dim,
+            "max_state_dim": max(1, simulator.proprio_dim),
+            "chunk_size": chunk_size,
+            "tokenizer_max_length": max(len(prompts.ids(task, state)) for task in simulator.tasks.values()),
+            "image_resolution": [sizes.image_size] * 2,
+            "input_features": {f"observation.images.{camera}": {"type": "VISUAL"} for camera in simulator.cameras},
+            "vlm_config": {
+                "text_config": _gemma(config, sizes.hidden_size) | {"vocab_size": tokenizer.get_vocab_size()},
+                "vision_config": {
+                    "hidden_size": sizes.vision_size,
+                    "intermediate_size": int(sizes.vision_size * sizes.mlp_ratio),
+                    "num_hidden_layers": sizes.layers,
+                    "num_attention_heads": sizes.heads,
+                    "patch_size": sizes.patch_size,
+                },
+            },
+            "dit_config": _gemma(config, sizes.expert_size),
+        }
+        return cls._new(description, _ranges(simulator), tokenizer)
+
+    @classmethod
+    def published(cls, config: PiConfig) -> CheckpointFiles:
+        """See `CheckpointFolder.published`; an empty config.json stands for openpi's sizes."""
+        ranges = {
+            key: {name: [float(name in ("std", "q99"))] * count for name in USUAL}
+            for key, count in (("state", STATE_DIM), ("actions", ACTION_DIM))
+        }
+        return cls._new({}, ranges, new_tokenizer([]))
+
+    @classmethod
+    def _new(cls, description: Mapping[str, Any], ranges: Mapping[str, Any], tokenizer: Tokenizer) -> CheckpointFiles:
+        companions = {OPENPI_FILE: as_json({"norm_stats": ranges}), TOKENIZERS[0]: tokenizer.to_str().encode()}
+        return cls(config=description, companions=companions, layout=Layout(expert_head=False))
 
     def with_statistics(self, path: str) -> CheckpointFiles:
-        """Return a copy with the statistics of another file.
-
-        Raises:
-            PolicyError: the file does not exist, or has another name than such files.
-        """
+        """See `CheckpointFolder.with_statistics`."""
         found = _replace(self.companions, Path(path), (OPENPI_FILE, LEROBOT_FILE, NORMALIZER_FILE), "model.statistics")
         return dataclasses.replace(self, companions=found)
+
+    def architecture(self, name: str) -> Architecture:
+        """Return the network's shape; raises what `Architecture.from_config` raises."""
+        return Architecture.from_config(name, self.config, expert_head=self.layout.expert_head)
 
     @property
     def statistics(self) -> dict[str, Statistics]:
@@ -253,39 +289,27 @@ def scale_of(way: str, first: Sequence[float], second: Sequence[float]) -> Scale
     return Scale(low, half_width, half_width, shift=1.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Robot:
-    """Statistics of one robot."""
-
-    states: Scale | None
-    """None: the model reads no states."""
-    actions: Scale
-
-
 def sees_state(model: PiConfig) -> bool:
     """Return whether the model reads the state, or its actions are relative to it."""
     return model.state is not StateInput.none or model.relative_action_dims > 0
 
 
-def robot_of(
-    statistics: Statistics, model: PiConfig, files: CheckpointFiles, *, proprio: int | None, action_dim: int | None
-) -> Robot:
+def robot_of(statistics: Statistics, model: PiConfig, files: CheckpointFiles, there: SimulatorSizes) -> Robot:
     """Return the robot that statistics describe, without the zeros that openpi once padded states and actions with.
 
     Args:
         statistics: statistics of one data set.
         model: the model's options.
         files: of the checkpoint, which may state how it was normalised.
-        proprio: size of the simulator's state; None: not known.
-        action_dim: size of an action; None: not known.
+        there: the simulator's sizes.
 
     Raises:
         PolicyError: the statistics lack numbers, or are damaged, or the files state another normalisation than the
             options.
     """
     ways = ways_of(model, files)
-    states = read_scale(statistics, "state", ways["STATE"], proprio) if sees_state(model) else None
-    actions = read_scale(statistics, "actions", ways["ACTION"], action_dim)
+    states = read_scale(statistics, "state", ways["STATE"], there.proprio) if sees_state(model) else None
+    actions = read_scale(statistics, "actions", ways["ACTION"], there.action)
     if not len(actions):
         raise PolicyError(f"{statistics.file}: {statistics.names['actions']} has nothing but zeros: {REMEDY}")
     return Robot(states=states, actions=actions)
@@ -346,7 +370,7 @@ def read_scale(statistics: Statistics, kind: str, way: str, size: int | None) ->
     return scale_of(way, first, second)
 
 
-def _columns(statistics: Statistics, kind: str, way: str, where: str) -> dict[str, Sequence[float]]:
+def _columns(statistics: Statistics, kind: str, way: str, where: str) -> dict[str, list[float]]:
     """Return all columns of the entry that exist; they have the same length."""
     entry = statistics.content.get(statistics.names[kind])
     if not isinstance(entry, Mapping):
@@ -359,7 +383,7 @@ def _columns(statistics: Statistics, kind: str, way: str, where: str) -> dict[st
         raise PolicyError(
             f"{where} lacks {', '.join(lacking)} (has: {', '.join(found) or 'none'}), which {_needed_by(way)}"
         )
-    columns = {name: _finite(numbers, f"{where}.{name}") for name, numbers in found.items()}
+    columns = {name: finite_numbers(numbers, f"{where}.{name}", _wrong) for name, numbers in found.items()}
     lengths = {name: len(numbers) for name, numbers in columns.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
@@ -379,13 +403,8 @@ def _needed_by(way: str) -> str:
     )
 
 
-def _finite(numbers: Any, where: str) -> Sequence[float]:
-    """Return a list of finite numbers, or raise."""
-    if not isinstance(numbers, list):
-        raise PolicyError(f"{where} is {numbers!r}, a list of numbers was expected: {REMEDY}")
-    if (place := first_not_finite(numbers)) is not None:
-        raise PolicyError(f"{where}[{place}] is {numbers[place]!r}, a finite number was expected: {REMEDY}")
-    return numbers
+def _wrong(where: str, found: object, expected: str) -> PolicyError:
+    return wrong_number(where, found, expected, REMEDY)
 
 
 def _without_padding(columns: Sequence[Sequence[float]]) -> int:
@@ -395,44 +414,6 @@ def _without_padding(columns: Sequence[Sequence[float]]) -> int:
 
 
 # ------------------------------------------------------------------------------------------------- without a checkpoint
-
-
-def scratch_files(config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
-    """Build the files of a model with random weights. Its vocabulary is that of the simulator's task descriptions, its
-    horizon is one chunk, and its ranges are the simulator's unless statistics are given.
-
-    Raises:
-        PolicyError: there is no simulator (None), its actions are discrete, or the file of statistics does not exist.
-    """
-    simulator = simulator_to_start_in(simulator)
-    tokenizer = word_tokenizer(simulator.tasks.values())
-    prompts = Prompts(*read_tokenizer(TOKENIZERS[0], tokenizer.to_str().encode()), length=0)
-    state = np.zeros(simulator.proprio_dim) if config.state is StateInput.prompt else None
-    sizes = config.scratch
-    description = {
-        "type": config.name,
-        "max_action_dim": simulator.action_dim,
-        "max_state_dim": max(1, simulator.proprio_dim),
-        "chunk_size": chunk_size,
-        "tokenizer_max_length": max(len(prompts.ids(task, state)) for task in simulator.tasks.values()),
-        "image_resolution": [sizes.image_size] * 2,
-        "input_features": {f"observation.images.{camera}": {"type": "VISUAL"} for camera in simulator.cameras},
-        "vlm_config": {
-            "text_config": _gemma(config, sizes.hidden_size) | {"vocab_size": tokenizer.get_vocab_size()},
-            "vision_config": {
-                "hidden_size": sizes.vision_size,
-                "intermediate_size": int(sizes.vision_size * sizes.mlp_ratio),
-                "num_hidden_layers": sizes.layers,
-                "num_attention_heads": sizes.heads,
-                "patch_size": sizes.patch_size,
-            },
-        },
-        "dit_config": _gemma(config, sizes.expert_size),
-    }
-    ranges = (json.dumps({"norm_stats": _ranges(simulator)}, indent=2) + "\n").encode()
-    companions = {OPENPI_FILE: ranges, TOKENIZERS[0]: tokenizer.to_str().encode()}
-    files = CheckpointFiles(config=description, companions=companions, layout=Layout(expert_head=False))
-    return files if config.statistics is None else files.with_statistics(config.statistics)
 
 
 def _gemma(config: PiConfig, width: int) -> dict[str, int]:
@@ -464,17 +445,3 @@ def _ranges(simulator: SimulatorSpec) -> dict[str, Any]:
 
 STATE_DIM, ACTION_DIM = 8, 7
 """Sizes of public checkpoints for LIBERO."""
-
-
-def published_files() -> CheckpointFiles:
-    """Build the files of a model of the published size; an empty config.json stands for openpi's sizes."""
-    above = {name: name in ("std", "q99") for name in USUAL}
-    ranges = {
-        key: {name: [float(one)] * count for name, one in above.items()}
-        for key, count in (("state", STATE_DIM), ("actions", ACTION_DIM))
-    }
-    companions = {
-        OPENPI_FILE: json.dumps({"norm_stats": ranges}).encode(),
-        TOKENIZERS[0]: word_tokenizer([]).to_str().encode(),
-    }
-    return CheckpointFiles(config={}, companions=companions, layout=Layout(expert_head=False))

@@ -10,8 +10,9 @@ from typing import Any
 from embodyrl.config.schema import setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
-from embodyrl.models.vla.checkpoint import check_whole
-from embodyrl.models.vla.config import Frozen
+from embodyrl.models.lerobot import check_type
+from embodyrl.models.vla.config import SIGLIP_SO400M, Frozen, StackSizes
+from embodyrl.models.vla.folder import check_whole
 
 
 class Normalization(StrEnum):
@@ -128,15 +129,10 @@ class Pi05Config(PiConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GemmaSizes:
+class GemmaSizes(StackSizes):
     """Shape of a transformer."""
 
-    width: int
     layers: int
-    mlp: int
-    heads: int
-    kv_heads: int
-    head_dim: int
 
 
 GEMMA = {
@@ -153,14 +149,6 @@ GEMMA_KEYS = {
     "head_dim": "head_dim",
 }
 """Their names in config.json."""
-SO400M = {
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "patch_size": 14,
-    "image_size": 224,
-}
 VOCABULARY = 257152
 OTHERS = {"gr00t_n1_5": "gr00t", "groot": "gr00t"}
 """Names in this package of models that have another name in their config.json."""
@@ -214,11 +202,7 @@ class Architecture:
             PolicyError: the file is that of another model, or names unknown sizes.
         """
         written = config.get("type", config.get("model_type", name))
-        written = OTHERS.get(str(written), written)
-        if written != name:
-            raise PolicyError(
-                f"config.json is that of a {written!r} model: set model.name to that one, or give another folder"
-            )
+        check_type({"type": OTHERS.get(str(written), written)}, name)
         vlm, expert = _part(config, "vlm_config"), _part(config, "dit_config")
         text = None if vlm is None else _needed(vlm, "vlm_config", "text_config")
         vocabulary = _whole(text or {}, "vlm_config.text_config.", "vocab_size", default=VOCABULARY)
@@ -292,12 +276,12 @@ def _sizes(config: Mapping[str, Any], where: str) -> GemmaSizes:
 
 def _vision(config: Mapping[str, Any], vlm: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the sizes of SigLIP; config.json has the image's side separately."""
-    sizes = SO400M if vlm is None else _needed(vlm, "vlm_config", "vision_config")
-    found = {key: _whole(sizes, "vlm_config.vision_config.", key) for key in SO400M if key != "image_size"}
+    sizes = SIGLIP_SO400M if vlm is None else _needed(vlm, "vlm_config", "vision_config")
+    found = {key: _whole(sizes, "vlm_config.vision_config.", key) for key in SIGLIP_SO400M if key != "image_size"}
     if found["hidden_size"] % found["num_attention_heads"]:
         heads = found["num_attention_heads"]
         raise _damaged("vlm_config.vision_config.hidden_size", found["hidden_size"], f"a multiple of {heads} heads")
-    resolution = config.get("image_resolution", [SO400M["image_size"]])
+    resolution = config.get("image_resolution", [SIGLIP_SO400M["image_size"]])
     if not isinstance(resolution, list) or not resolution:
         raise _damaged("image_resolution", resolution, "a list of two sides in pixels")
     return found | {"image_size": _whole({"image_resolution[0]": resolution[0]}, "", "image_resolution[0]")}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,9 @@ from torch.nn import functional
 
 from embodyrl.models.libraries import SiglipVisionConfig, SiglipVisionModel
 from embodyrl.models.pi.config import Architecture, GemmaSizes
+from embodyrl.models.vla.transformer import MLP, Attention, KeysValues, joined, stacked, time_embedding
 
 # -------------------------------------------------------------------------------------------------------------- a Gemma
-
-KeysValues = tuple[Tensor, Tensor]
-"""Rotated keys and values of a layer, `[B, h_kv, L, d]` each."""
 
 
 class RMSNorm(nn.Module):
@@ -72,64 +71,6 @@ class Rotation:
         return x * self.cos + torch.cat([-second, first], dim=-1) * self.sin
 
 
-def stacked(mask: Tensor, heads: int) -> Tensor:
-    """Repeat a mask `[B, 1, L or 1, M+L]` for `heads` heads that are stacked along the query dimension:
-    `[B, 1, heads*L or 1, M+L]`."""
-    return mask if mask.shape[2] == 1 else mask.repeat(1, 1, heads, 1)
-
-
-class Attention(nn.Module):
-    """Grouped-query attention."""
-
-    def __init__(self, sizes: GemmaSizes) -> None:
-        super().__init__()
-        self.head_dim = sizes.head_dim
-        self.q_proj = nn.Linear(sizes.width, sizes.heads * sizes.head_dim, bias=False)
-        self.k_proj = nn.Linear(sizes.width, sizes.kv_heads * sizes.head_dim, bias=False)
-        self.v_proj = nn.Linear(sizes.width, sizes.kv_heads * sizes.head_dim, bias=False)
-        self.o_proj = nn.Linear(sizes.heads * sizes.head_dim, sizes.width, bias=False)
-
-    def forward(
-        self, x: Tensor, mask: Tensor, rotation: Rotation, memory: KeysValues | None
-    ) -> tuple[Tensor, KeysValues]:
-        """Attend to the memory and to `x`, as `mask` allows; also return keys and values of `x`.
-
-        Args:
-            x: `[B, L, E]`.
-            mask: bool `[B, 1, h/h_kv*L or 1, M+L]`, see `stacked`.
-            rotation: of the positions of `x`.
-            memory: keys and values of preceding tokens.
-        """
-        queries, keys, values = (
-            torch.unflatten(projection(x), -1, (-1, self.head_dim)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        own = rotation(keys), values
-        if memory is None:
-            keys, values = own
-        else:
-            keys, values = (torch.cat([before, here], dim=2) for before, here in zip(memory, own, strict=True))
-        # Heads that share keys are stacked along the query dimension, so that keys need not be repeated.
-        below = rotation(queries).reshape(len(x), keys.shape[1], -1, self.head_dim)
-        attended = functional.scaled_dot_product_attention(below, keys, values, attn_mask=mask)
-        return self.o_proj(attended.reshape(queries.shape).transpose(1, 2).flatten(2)), own
-
-
-class MLP(nn.Module):
-    """Gated feed-forward layer."""
-
-    def __init__(self, sizes: GemmaSizes) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(sizes.width, sizes.mlp, bias=False)
-        self.up_proj = nn.Linear(sizes.width, sizes.mlp, bias=False)
-        self.down_proj = nn.Linear(sizes.mlp, sizes.width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map `[B, L, E]` to `[B, L, E]`."""
-        projected: Tensor = self.down_proj(functional.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
-        return projected
-
-
 class Layer(nn.Module):
     """Attention and feed-forward layer."""
 
@@ -138,17 +79,17 @@ class Layer(nn.Module):
         self.input_layernorm = norm(sizes.width)
         self.self_attn = Attention(sizes)
         self.post_attention_layernorm = norm(sizes.width)
-        self.mlp = MLP(sizes)
+        self.mlp = MLP(sizes, partial(functional.gelu, approximate="tanh"))
 
     def forward(
         self, x: Tensor, mask: Tensor, rotation: Rotation, memory: KeysValues | None, condition: Tensor | None
     ) -> tuple[Tensor, KeysValues]:
         """Return the next `x`, and keys and values of this one."""
         normed, gate = self.input_layernorm(x, condition)
-        attended, keys_values = self.self_attn(normed, mask, rotation, memory)
-        x = x + attended * gate
+        queries, own = self.self_attn.queries(normed, rotation), self.self_attn.keys_values(normed, rotation)
+        x = x + self.self_attn(queries, own if memory is None else joined(memory, own), mask) * gate
         normed, gate = self.post_attention_layernorm(x, condition)
-        return x + self.mlp(normed) * gate, keys_values
+        return x + self.mlp(normed) * gate, own
 
 
 class Gemma(nn.Module):
@@ -193,8 +134,6 @@ class Gemma(nn.Module):
 
 
 # ------------------------------------------------------------------------------------------------------------ the whole
-
-LONGEST_PERIOD, SHORTEST_PERIOD = 4.0, 0.004
 
 
 @dataclass(frozen=True)
@@ -293,17 +232,6 @@ class Pi(nn.Module):
         hidden, _ = self.expert(embedded, mask, positions, prefix.memory, condition)
         hidden = hidden[:, -horizon:]
         return self.action_out_proj(hidden), hidden
-
-
-def time_embedding(time: Tensor, width: int) -> Tensor:
-    """Return sines and cosines `[B, width]` of times `[B]` with periods between 0.004 and 4.
-
-    Computed in float64: the angle of the shortest period is 1571 * time, of which float32 keeps four digits.
-    """
-    shares = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=time.device)
-    periods = SHORTEST_PERIOD * (LONGEST_PERIOD / SHORTEST_PERIOD) ** shares
-    angles = (2.0 * math.pi / periods) * time.double().unsqueeze(1)
-    return torch.cat([angles.sin(), angles.cos()], dim=1).to(time.dtype)
 
 
 def initialize(network: Pi) -> None:

@@ -20,28 +20,23 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
-from embodyrl.models.lerobot import unscaled
+from embodyrl.models.lerobot import Robot
 from embodyrl.models.pi.check import misfits, settled, written_numbers
-from embodyrl.models.pi.checkpoint import (
-    CheckpointFiles,
-    Robot,
-    published_files,
-    robot_of,
-    scratch_files,
-    sees_state,
-)
+from embodyrl.models.pi.checkpoint import CheckpointFiles, robot_of
 from embodyrl.models.pi.config import Architecture, DenoisingTimes, PiConfig, StateInput, ValueFrom
 from embodyrl.models.pi.network import Pi, Prefix, initialize
 from embodyrl.models.pi.processor import WrittenStates, pixel_values
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
-from embodyrl.models.policy import PUBLISHED, Inputs, ParallelPlan, PolicyObservation, PolicySpec
+from embodyrl.models.policy import Inputs, ParallelPlan, PolicyObservation
 from embodyrl.models.vla.cameras import choose_cameras
-from embodyrl.models.vla.checkpoint import CONFIG, choose_key, described_by
 from embodyrl.models.vla.config import Frozen
-from embodyrl.models.vla.processor import SimulatorUnits, check_images, read_state
-from embodyrl.models.vla.scaling import Normalizer
-from embodyrl.models.weights import Naming, read_weights, write_single_file
+from embodyrl.models.vla.fits import SimulatorSizes
+from embodyrl.models.vla.folder import CONFIG, choose_key, described_by
+from embodyrl.models.vla.processor import read_state, shown_images
+from embodyrl.models.weights import Naming, write_single_file
 from embodyrl.registry import SupportedModel
+
+REMEDY = "choose statistics (model.unnorm_key) of this robot, or its matching controller"
 
 
 @dataclass(frozen=True)
@@ -65,18 +60,17 @@ class PiPolicy(FlowPolicy):
     """
 
     config: PiConfig
+    network: Pi
     files: CheckpointFiles
 
     def __init__(self, config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
-        self.files = _read_files(config, simulator, chunk_size)
+        self.files = CheckpointFiles.of(config, simulator, chunk_size)
         self.config = config = settled(config, self.files)
-        expert_head = self.files.layout.expert_head
-        self.architecture = Architecture.from_config(config.name, self.files.config, expert_head=expert_head)
+        self.architecture = self.files.architecture(config.name)
         robot = self._choose_robot(simulator, chunk_size)
         self.network = _build_network(self.architecture, random=config.checkpoint is None).to(self.dtype)
-        self.states = Normalizer(unscaled(0) if robot.states is None else robot.states)
-        self.actions = Normalizer(robot.actions)
+        self.set_up_robot(robot, simulator, chunk_size, REMEDY)
         self.cameras = choose_cameras(
             config.cameras, None if simulator is None else simulator.cameras, self.architecture.images
         )
@@ -88,14 +82,8 @@ class PiPolicy(FlowPolicy):
         if written is not None:
             self.written = WrittenStates(copy.deepcopy(self.states), written)
             self.reads_on_host = frozenset({"proprio"})
-        self.units = None
         if simulator is not None:
             self.prompts.check(simulator.tasks.values(), written)
-            remedy = "choose statistics (model.unnorm_key) of this robot, or its matching controller"
-            self.units = SimulatorUnits(self.convention(), simulator, len(self.actions), remedy)
-        self.spec = PolicySpec(
-            kind="flow", chunk_size=chunk_size, action_dim=len(self.actions), proprio_dim=len(self.states)
-        )
         width, seen = self.architecture.expert.width, self.architecture.language.width
         self.set_up_flow(
             TimeGrid.falling(config.denoising_steps, summed=config.denoising_times is DenoisingTimes.summed),
@@ -108,13 +96,10 @@ class PiPolicy(FlowPolicy):
 
     def _choose_robot(self, simulator: SimulatorSpec | None, chunk_size: int) -> Robot:
         """Return the robot in the statistics, after checking that it fits the simulator."""
-        proprio = None if simulator is None else simulator.proprio_dim
-        acting = None if simulator is None else simulator.action_dim
-        statistics = self.files.statistics
+        there, statistics = SimulatorSizes.of(simulator), self.files.statistics
         chosen = statistics[choose_key(statistics, self.config.unnorm_key)]
-        robot = robot_of(chosen, self.config, self.files, proprio=proprio, action_dim=acting)
-        relative = self.config.relative_action_dims
-        for issue in misfits(self.architecture, chunk_size, robot, proprio, acting, relative):
+        robot = robot_of(chosen, self.config, self.files, there)
+        for issue in misfits(self.architecture, chunk_size, robot, there, self.config.relative_action_dims):
             raise PolicyError(f"{issue.message}: {issue.hint}")
         return robot
 
@@ -144,25 +129,20 @@ class PiPolicy(FlowPolicy):
             PolicyError: images or states are missing, or have another shape than the model takes.
         """
         device = self.start.device
-        images = check_images(observation.images, len(self.cameras.used))[:, self.cameras.order]
-        proprio = self._proprio(observation)
-        state = self.states.normalize(proprio)
-        shown = torch.zeros_like(state) if self.config.state is StateInput.none else state
-        padding = (0, self.architecture.state_dim - state.shape[1])
+        images = shown_images(observation.images, self.cameras)
+        descriptions = observation.task_descriptions
+        state = self.padded_state(observation.proprio, len(descriptions), self.architecture.state_dim)
         written = None if self.written is None else self.written(observation.proprio)
-        ids, mask = self.prompts.batch(observation.task_descriptions, written)
+        ids, mask = self.prompts.batch(descriptions, written)
         inputs = {
             "pixel_values": pixel_values(images, self.architecture.image_size, device),
             "input_ids": torch.from_numpy(ids).to(device),
             "attention_mask": torch.from_numpy(mask).to(device),
-            "state": functional.pad(shown, padding),
+            "state": torch.zeros_like(state) if self.config.state is StateInput.none else state,
         }
-        return inputs | {"proprio": proprio} if self.config.relative_action_dims else inputs
-
-    def _proprio(self, observation: PolicyObservation) -> Tensor:
-        if not sees_state(self.config):
-            return self.states.origin.expand(len(observation.task_descriptions), -1)
-        return read_state(observation.proprio, len(self.states), self.start.device)
+        if self.config.relative_action_dims:
+            inputs["proprio"] = read_state(observation.proprio, len(self.states), device)
+        return inputs
 
     # ----------------------------------------------------------------------------------------------------- the network
 
@@ -192,14 +172,14 @@ class PiPolicy(FlowPolicy):
 
     def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
         """See `FlowPolicy.finish`."""
-        actions = self.actions.unnormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim])
-        actions = actions + self._origin(inputs, actions)
-        return actions if self.units is None else self.units(actions)
+        own = self.actions.unnormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim])
+        actions: Tensor = self.units(own + self._origin(inputs, own))
+        return actions
 
     def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """See `FlowPolicy.sft_targets`. Repeated actions at the end of the horizon have weight 0; zeros that pad an
         action have weight 1, because public code trains them as well."""
-        own = (actions if self.units is None else self.units.inverse(actions)).float()
+        own = self.units.inverse(actions).float()
         normalized = self.actions.normalize(own - self._origin(inputs, own))
         data = self.fill_horizon(normalized)
         counts = torch.ones_like(data)
@@ -212,11 +192,6 @@ class PiPolicy(FlowPolicy):
         if entries == 0:
             return 0.0
         return functional.pad(inputs["proprio"][:, None, :entries], (0, actions.shape[2] - entries))
-
-    def learning_times(self, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """See `FlowPolicy.learning_times`; time and share of noise are the same."""
-        times = draws * 0.999 + 0.001
-        return times, times
 
     # ----------------------------------------------------------------------------------------------------------- parts
 
@@ -240,18 +215,9 @@ class PiPolicy(FlowPolicy):
     # ----------------------------------------------------------------------------------------------------------- files
 
     @property
-    def _naming(self) -> Naming:
-        """Names of weights in the files that the model was built from."""
+    def naming(self) -> Naming:
+        """See `FlowPolicy.naming`."""
         return Naming(public=self.files.layout.public, own=self.files.layout.own)
-
-    def load(self, folder: Path) -> None:
-        """Read weights in the public layout. A missing critic or noise network keeps its weights.
-
-        Raises:
-            PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
-        """
-        read_weights(self.network, folder, self._naming)
-        self.load_heads(folder)
 
     def options_to_save(self, config: ModelConfig) -> ModelConfig:
         """See `Policy.options_to_save`; conventions of prompts and times come from the files of the model."""
@@ -261,15 +227,7 @@ class PiPolicy(FlowPolicy):
 
     def write_network(self, folder: Path) -> None:
         """See `FlowPolicy.write_network`."""
-        write_single_file(self.network, folder, self._naming)
-
-
-def _read_files(config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
-    if config.checkpoint == PUBLISHED:
-        return published_files()
-    if config.checkpoint is not None:
-        return CheckpointFiles.read(Path(config.checkpoint), tokenizer=config.tokenizer, statistics=config.statistics)
-    return scratch_files(config, simulator, chunk_size)
+        write_single_file(self.network, folder, self.naming)
 
 
 def _build_network(architecture: Architecture, *, random: bool) -> Pi:

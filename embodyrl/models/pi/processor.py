@@ -9,9 +9,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from embodyrl.models.vla.processor import read_state
+from embodyrl.models.vla.processor import Normalizer, read_state
 from embodyrl.models.vla.resize import resize
-from embodyrl.models.vla.scaling import Normalizer
 
 
 def letterbox(images: Tensor, side: int) -> Tensor:

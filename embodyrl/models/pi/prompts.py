@@ -14,14 +14,12 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.vla.checkpoint import read_tokenizer as parse_tokenizer
-from embodyrl.models.vla.words import UNKNOWN, word_level, words_of
+from embodyrl.models.vla.prompts import UNKNOWN, check_length, padded, word_tokenizer
+from embodyrl.models.vla.prompts import read_tokenizer as parse_tokenizer
 
 BOS, PAD = "<bos>", "<pad>"
 STEPS = 256
 """Bins of a number of the state."""
-SHOWN = 60
-"""Characters of a task description that an error shows."""
 
 Encode = Callable[[str], list[int]]
 """Token ids of a text, without special tokens."""
@@ -108,12 +106,7 @@ class Prompts:
             PolicyError: there are more than `length`.
         """
         found = self.ids(task, state)
-        if len(found) > self.length:
-            shown = task if len(task) <= SHOWN else f"{task[:SHOWN]}..."
-            raise PolicyError(
-                f"a prompt has {len(found)} tokens, the model takes {self.length}: set model.prompt_length to "
-                f"{len(found)} or more, or shorten {shown!r}"
-            )
+        check_length(found, self.length, "a prompt", task)
         return found
 
     def check(self, tasks: Iterable[str], numbers: int | None) -> None:
@@ -143,17 +136,12 @@ class Prompts:
             PolicyError: a prompt is too long.
         """
         states = [None] * len(tasks) if states is None else states
-        rows = [self.fitting_ids(task, state) for task, state in zip(tasks, states, strict=True)]
-        ids = np.zeros((len(rows), self.length), np.int64)
-        for target, row in zip(ids, rows, strict=True):
-            target[: len(row)] = row
-        return ids, np.arange(self.length) < np.array([len(row) for row in rows])[:, None]
+        return padded([self.fitting_ids(*each) for each in zip(tasks, states, strict=True)], self.length)
 
 
-def word_tokenizer(tasks: Iterable[str]) -> Tokenizer:
+def new_tokenizer(tasks: Iterable[str]) -> Tokenizer:
     """Return a tokenizer for a model with random weights: the words of these tasks, and of states."""
     split = pre_tokenizers.Sequence([pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("\n", "isolated")])
     texts = [*(f"{cleaned(task)} \n" for task in tasks), *(prompt_with_state(task, np.zeros(2)) for task in tasks)]
     numbers = [text for step in range(-1, STEPS) for text in (str(step), f"{step};")]
-    vocabulary = dict.fromkeys([PAD, BOS, UNKNOWN, *words_of(texts, split), *numbers])
-    return word_level(list(vocabulary), split)
+    return word_tokenizer([PAD, BOS, UNKNOWN], texts, split, more=numbers)

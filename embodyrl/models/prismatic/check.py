@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import action_dim, state_dim
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.prismatic.checkpoint import (
     PREPROCESSOR,
-    TOKENIZER,
     CheckpointFiles,
     head_file,
     read_preprocessing,
@@ -21,8 +19,9 @@ from embodyrl.models.prismatic.checkpoint import (
 )
 from embodyrl.models.prismatic.config import Architecture, PrismaticConfig
 from embodyrl.models.saved import open_shard, shard_files
-from embodyrl.models.vla.checkpoint import choose_key, read_tokenizer
-from embodyrl.models.vla.config import check_robot, check_without_checkpoint
+from embodyrl.models.vla.fits import SimulatorSizes, attempt, check_robot, check_without_checkpoint
+from embodyrl.models.vla.folder import choose_key
+from embodyrl.models.vla.prompts import TOKENIZER, read_tokenizer
 from embodyrl.registry import ALGORITHMS
 from embodyrl.screen import counted
 
@@ -59,7 +58,7 @@ def _check_folder(
     config: Config, model: PrismaticConfig, folder: Path, heads: tuple[str, ...]
 ) -> Iterator[ConfigIssue]:
     try:
-        files = CheckpointFiles.read(folder)
+        files = CheckpointFiles.read(model)
         for path in shard_files(folder):
             open_shard(path, "np")
         for head in heads:
@@ -77,14 +76,13 @@ def _check_folder(
     except PolicyError as error:
         yield error.issue("model.checkpoint")
         return
-    try:
-        key = choose_key(statistics, model.unnorm_key)
-    except PolicyError as error:
-        yield error.issue("model.unnorm_key")
+    key = yield from attempt("model.unnorm_key", lambda: choose_key(statistics, model.unnorm_key))
+    if key is None:
         return
-    sizes = {"actions": ("action", action_dim(config), "its matching controller")}
+    simulator = SimulatorSizes.of_config(config)
+    sizes = {"actions": ("action", simulator.action, "its matching controller")}
     if getattr(model, "use_proprio", False):
-        sizes["states"] = ("proprio", state_dim(config), "other states with env.proprio")
+        sizes["states"] = ("proprio", simulator.proprio, "other states with env.proprio")
     bounds = str(getattr(model, "normalization", "q99"))
     for what, (name, there, instead) in sizes.items():
         try:
@@ -92,8 +90,7 @@ def _check_folder(
         except PolicyError as error:
             yield error.issue("model.checkpoint")
             continue
-        settings = ("model.unnorm_key",)
-        yield from check_robot(what, len(numbers), math.inf, there, settings=settings, instead=instead)
+        yield from check_robot(what, len(numbers), math.inf, there, settings=("model.unnorm_key",), instead=instead)
 
 
 def _learns_tokens(config: Config) -> bool:

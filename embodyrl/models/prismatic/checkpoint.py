@@ -6,33 +6,37 @@ Imports no torch, so that a config can be checked against its checkpoint before 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.prismatic.config import THREE_LAYERS, ScratchConfig
-from embodyrl.models.prismatic.prompts import PAD, word_tokenizer
+from embodyrl.models.prismatic.config import THREE_LAYERS, PrismaticConfig
+from embodyrl.models.prismatic.prompts import PAD, new_tokenizer
 from embodyrl.models.saved import parse_json, read_json
 from embodyrl.models.unread import refuse_other_weights
-from embodyrl.models.vla.checkpoint import (
+from embodyrl.models.vla.folder import (
     CONFIG,
-    FilesBesideWeights,
+    ConfiguredFolder,
+    as_json,
     check_whole,
-    first_not_finite,
+    finite_numbers,
     impossible,
-    simulator_to_start_in,
+    wrong,
 )
+from embodyrl.models.vla.prompts import TOKENIZER
+
+if TYPE_CHECKING:  # options of models are read where the package is not installed
+    from tokenizers import Tokenizer
 
 # ---------------------------------------------------------------------------------------------------------------- files
 
 STATISTICS = "dataset_statistics.json"
-PREPROCESSOR, TOKENIZER = "preprocessor_config.json", "tokenizer.json"
+PREPROCESSOR = "preprocessor_config.json"
 COMPANIONS = (
     PREPROCESSOR,
     TOKENIZER,
@@ -48,16 +52,13 @@ COMPANIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointFiles(FilesBesideWeights):
+class CheckpointFiles(ConfiguredFolder):
     """All files except the weights."""
 
     @classmethod
-    def read(cls, folder: Path) -> CheckpointFiles:
-        """Read a checkpoint's folder.
-
-        Raises:
-            PolicyError: it is not the folder of such a checkpoint.
-        """
+    def read(cls, config: PrismaticConfig) -> CheckpointFiles:
+        """See `CheckpointFolder.read`."""
+        folder = Path(str(config.checkpoint))
         refuse_other_weights(folder)
         refuse_unknown_parts(folder)
         for name in (CONFIG, PREPROCESSOR, TOKENIZER):
@@ -70,6 +71,48 @@ class CheckpointFiles(FilesBesideWeights):
         for name in (PREPROCESSOR, STATISTICS):
             files.parse(name)
         return files
+
+    @classmethod
+    def scratch(cls, config: PrismaticConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
+        """See `CheckpointFolder.scratch`."""
+        tokenizer, sizes = new_tokenizer(simulator.tasks.values()), config.scratch
+        pad, towers = tokenizer.token_to_id(PAD), len(sizes.vision)
+        text = {
+            "model_type": "llama",
+            "vocab_size": tokenizer.get_vocab_size() + BINS,
+            "hidden_size": sizes.hidden_size,
+            "intermediate_size": sizes.mlp_size,
+            "num_hidden_layers": sizes.layers,
+            "num_attention_heads": sizes.heads,
+            "num_key_value_heads": sizes.heads,
+            "initializer_range": sizes.initializer_range,
+            "pad_token_id": pad,
+        }
+        own = {
+            "timm_model_ids": list(sizes.vision),
+            "timm_override_act_layers": [None] * towers,
+            "image_sizes": [sizes.image_size] * towers,
+            "use_fused_vision_backbone": towers == 2,
+            "text_config": text,
+            "pad_token_id": pad,
+            "pad_to_multiple_of": 0,
+        }
+        statistics = {"simulator": _ranges(simulator)}
+        return cls._new(own, _preprocessor(sizes.image_size, towers), statistics, tokenizer)
+
+    @classmethod
+    def published(cls, config: PrismaticConfig) -> CheckpointFiles:
+        """See `CheckpointFolder.published`; the statistics are called as `config.unnorm_key` asks for."""
+        mask = [True] * (ACTION_DIM - 1) + [False]
+        robot = {"action": _unit(ACTION_DIM) | {"mask": mask}, "proprio": _unit(PROPRIO_DIM)}
+        return cls._new({}, _preprocessor(SIDE, 2), {config.unnorm_key or "published": robot}, new_tokenizer([]))
+
+    @classmethod
+    def _new(
+        cls, own: dict[str, Any], preprocessor: Mapping[str, Any], statistics: Mapping[str, Any], tokens: Tokenizer
+    ) -> CheckpointFiles:
+        companions = {PREPROCESSOR: as_json(preprocessor), STATISTICS: as_json(statistics)}
+        return cls(config=PUBLISHED_CONFIG | own, companions=companions | {TOKENIZER: tokens.to_str().encode()})
 
     def parse(self, name: str) -> dict[str, Any]:
         """Return the contents of a JSON companion; empty if the file does not exist."""
@@ -186,13 +229,13 @@ def read_range(statistics: Mapping[str, Any], key: str, part: str, bounds: str) 
     chosen = statistics[key]
     entry = chosen.get(part) if isinstance(chosen, Mapping) else None
     if not isinstance(entry, Mapping):
-        raise _wrong(f"{where}: {part}", entry, f"an object with {' and '.join(ENDS[bounds])}")
+        raise wrong(f"{where}: {part}", entry, f"an object with {' and '.join(ENDS[bounds])}")
     if missing := [name for name in ENDS[bounds] if name not in entry]:
         raise PolicyError(f"the checkpoint's statistics lack {', '.join(missing)} (have: {', '.join(entry)})")
     low, high = (_numbers(entry[name], f"{where}: {part}.{name}") for name in ENDS[bounds])
     mask = entry.get("mask", [True] * len(low))
     if not isinstance(mask, list) or not all(isinstance(each, bool) for each in mask):
-        raise _wrong(f"{where}: {part}.mask", mask, "a list of true and false")
+        raise wrong(f"{where}: {part}.mask", mask, "a list of true and false")
     if not len(low) == len(high) == len(mask):
         names = f"{part}.{ENDS[bounds][0]}, {ENDS[bounds][1]} and mask"
         raise PolicyError(
@@ -205,15 +248,9 @@ def read_range(statistics: Mapping[str, Any], key: str, part: str, bounds: str) 
 
 
 def _numbers(found: Any, where: str) -> list[float]:
-    if not isinstance(found, list) or not found:
-        raise _wrong(where, found, "a list of numbers")
-    if (place := first_not_finite(found)) is not None:
-        raise _wrong(f"{where}[{place}]", found[place], "a finite number")
-    return found
-
-
-def _wrong(where: str, found: Any, expected: str) -> PolicyError:
-    return PolicyError(f"{where} is {found!r:.60}, {expected} was expected", "download it again")
+    if not found:
+        raise wrong(where, found, "a list of numbers")
+    return finite_numbers(found, where)
 
 
 @dataclass(frozen=True)
@@ -248,13 +285,13 @@ def read_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     if any(each != resizes[0] for each in resizes) or height != width:
         raise PolicyError(f"{PREPROCESSOR}: expected the same square size for every vision tower")
     if type(interpolation) is not int or interpolation not in range(6):
-        raise _wrong(f"{PREPROCESSOR}: interpolation", interpolation, "PIL's number of one, from 0 to 5,")
+        raise wrong(f"{PREPROCESSOR}: interpolation", interpolation, "PIL's number of one, from 0 to 5,")
     colours: dict[str, list[float]] = {"mean": [], "std": []}
     for entry in _entries(config, "tvf_normalize_params"):
         for name, numbers in colours.items():
             numbers += _numbers(_list(entry, "tvf_normalize_params", name, 3), f"{PREPROCESSOR}: {name}")
     if 0 in colours["std"]:
-        raise _wrong(f"{PREPROCESSOR}: std", 0, "a number above 0")
+        raise wrong(f"{PREPROCESSOR}: std", 0, "a number above 0")
     return Preprocessing(
         check_whole(height, "tvf_resize_params.image_size", file=PREPROCESSOR), interpolation, **colours
     )
@@ -264,20 +301,20 @@ def _entries(config: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """Return the entries of a list, one for each vision tower."""
     found = config.get(name)
     if not isinstance(found, list) or len(found) not in (1, 2) or not all(isinstance(each, Mapping) for each in found):
-        raise _wrong(f"{PREPROCESSOR}: {name}", found, "a list of one object for each of one or two vision towers")
+        raise wrong(f"{PREPROCESSOR}: {name}", found, "a list of one object for each of one or two vision towers")
     return found
 
 
 def _list(entry: Mapping[str, Any], where: str, name: str, length: int) -> list[Any]:
     found = entry.get(name)
     if not isinstance(found, list) or len(found) != length:
-        raise _wrong(f"{PREPROCESSOR}: {where}.{name}", found, f"a list of {length}")
+        raise wrong(f"{PREPROCESSOR}: {where}.{name}", found, f"a list of {length}")
     return found
 
 
 # ------------------------------------------------------------------------------------------------- without a checkpoint
 
-SIDE = 224
+SIDE, BINS = 224, 256
 ACTION_DIM, PROPRIO_DIM = 7, 8
 PUBLISHED_CONFIG: dict[str, Any] = {
     "model_type": "openvla",
@@ -289,83 +326,26 @@ PUBLISHED_CONFIG: dict[str, Any] = {
     "text_config": {"model_type": "llama", "vocab_size": 32064, "pad_token_id": 32000},
     "pad_token_id": 32000,
     "pad_to_multiple_of": 64,
-    "n_action_bins": 256,
+    "n_action_bins": BINS,
     "norm_stats": {},
 }
 """config.json of the published checkpoints. Missing sizes have LlamaConfig's defaults, which are those of Llama 2 7B
 except for the longest sequence."""
 
 
-def published_files(key: str | None) -> CheckpointFiles:
-    """Build the files of a model of the published size, with statistics called `key`."""
-    resize = {"size": [SIDE, SIDE], "interpolation": 3}
-    preprocessor = {
+def _preprocessor(side: int, towers: int) -> dict[str, Any]:
+    """Return the preprocessor_config.json of a new model."""
+    return {
         "image_resize_strategy": "resize-naive",
-        "tvf_resize_params": [resize] * 2,
-        "tvf_normalize_params": [{"mean": [0.5] * 3, "std": [0.5] * 3}] * 2,
+        "tvf_resize_params": [{"size": [side, side], "interpolation": 3}] * towers,
+        "tvf_normalize_params": [{"mean": [0.5] * 3, "std": [0.5] * 3}] * towers,
     }
-    mask = [True] * (ACTION_DIM - 1) + [False]
-    statistics = {key or "published": {"action": _unit(ACTION_DIM) | {"mask": mask}, "proprio": _unit(PROPRIO_DIM)}}
-    companions = {PREPROCESSOR: preprocessor, STATISTICS: statistics}
-    written = {name: json.dumps(content).encode() for name, content in companions.items()}
-    return CheckpointFiles(
-        config=PUBLISHED_CONFIG, companions=written | {TOKENIZER: word_tokenizer([]).to_str().encode()}
-    )
 
 
 def _unit(size: int) -> dict[str, Any]:
     """Return statistics of the range -1 .. 1."""
     low, high = [-1.0] * size, [1.0] * size
     return {"min": low, "max": high, "q01": low, "q99": high}
-
-
-BINS = 256
-
-
-def scratch_files(config: ScratchConfig, simulator: SimulatorSpec | None) -> CheckpointFiles:
-    """Build the files of a model with random weights. Its vocabulary is that of the simulator's task descriptions, its
-    action range is the simulator's.
-
-    Raises:
-        PolicyError: there is no simulator (None), or its actions are discrete.
-    """
-    simulator = simulator_to_start_in(simulator)
-    tokenizer = word_tokenizer(simulator.tasks.values())
-    pad = tokenizer.token_to_id(PAD)
-    towers = len(config.vision)
-    text = {
-        "model_type": "llama",
-        "vocab_size": tokenizer.get_vocab_size() + BINS,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.mlp_size,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.heads,
-        "initializer_range": config.initializer_range,
-        "pad_token_id": pad,
-    }
-    description = {
-        "model_type": "openvla",
-        "arch_specifier": f"no-align+{THREE_LAYERS}",
-        "timm_model_ids": list(config.vision),
-        "timm_override_act_layers": [None] * towers,
-        "image_sizes": [config.image_size] * towers,
-        "use_fused_vision_backbone": towers == 2,
-        "text_config": text,
-        "pad_token_id": pad,
-        "pad_to_multiple_of": 0,
-        "n_action_bins": BINS,
-        "norm_stats": {},
-    }
-    resize = {"size": [config.image_size] * 2, "interpolation": 3}
-    preprocessor = {
-        "image_resize_strategy": "resize-naive",
-        "tvf_resize_params": [resize] * towers,
-        "tvf_normalize_params": [{"mean": [0.5] * 3, "std": [0.5] * 3}] * towers,
-    }
-    companions = {PREPROCESSOR: preprocessor, STATISTICS: {"simulator": _ranges(simulator)}}
-    written = {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in companions.items()}
-    return CheckpointFiles(config=description, companions=written | {TOKENIZER: tokenizer.to_str().encode()})
 
 
 def _ranges(simulator: SimulatorSpec) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from embodyrl.config.schema import ModelConfig, setting
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.vla.checkpoint import check_whole
 from embodyrl.models.vla.config import ActionUnits, WeightType
+from embodyrl.models.vla.folder import CONFIG, check_whole, wrong
 
 
 class Gripper(StrEnum):
@@ -136,8 +136,8 @@ def _text_config(found: Any) -> dict[str, Any]:
     return text
 
 
-def _damaged(where: str, found: Any, expected: str) -> PolicyError:
-    return PolicyError(f"config.json: {where} is {found!r:.60}, {expected} was expected", "download it again")
+def _damaged(where: str, found: object, expected: str) -> PolicyError:
+    return wrong(f"{CONFIG}: {where}", found, expected)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from embodyrl.models.libraries import LlamaConfig, LlamaForCausalLM, LlamaRotary
 from embodyrl.models.prismatic.checkpoint import head_file
 from embodyrl.models.prismatic.config import Architecture
 from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE, read_json
-from embodyrl.models.vla.checkpoint import CONFIG, described_by, first_not_finite
+from embodyrl.models.vla.folder import CONFIG, described_by, first_not_finite
 from embodyrl.models.weights import Naming, read_tensors
 
 # ---------------------------------------------------------------------------------------------------------- the network

@@ -19,7 +19,6 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import (
-    PUBLISHED,
     ActOutput,
     EvalOutput,
     Inputs,
@@ -28,7 +27,7 @@ from embodyrl.models.policy import (
     PolicyObservation,
     PolicySpec,
 )
-from embodyrl.models.prismatic.checkpoint import CheckpointFiles, Range, published_files, read_range, scratch_files
+from embodyrl.models.prismatic.checkpoint import CheckpointFiles, Range, read_range
 from embodyrl.models.prismatic.config import Architecture, Gripper, PrismaticConfig
 from embodyrl.models.prismatic.network import (
     NAMING,
@@ -43,8 +42,8 @@ from embodyrl.models.prismatic.processor import ActionBins, Bounds, ImagePipelin
 from embodyrl.models.prismatic.prompts import Prompts
 from embodyrl.models.sampling import known
 from embodyrl.models.saved import weight_type, write_description
-from embodyrl.models.vla.checkpoint import choose_key
 from embodyrl.models.vla.config import ActionUnits
+from embodyrl.models.vla.folder import choose_key
 from embodyrl.models.vla.processor import SimulatorUnits, check_images
 from embodyrl.models.weights import DTYPES, fill, load_strictly, read_tensors, read_weights, write_weights
 from embodyrl.screen import counted
@@ -73,7 +72,7 @@ class PrismaticPolicy(Policy):
         super().__init__(config, simulator, chunk_size)  # type: ignore[arg-type]
         self.config = config
         self.dtype = DTYPES[weight_type(config)]
-        self.files = _read_files(config, simulator)
+        self.files = CheckpointFiles.of(config, simulator, chunk_size)
         architecture = Architecture.from_config(self.files.config)
         if config.checkpoint is None:
             self.network = PrismaticNetwork.with_random_weights(architecture)
@@ -84,11 +83,7 @@ class PrismaticPolicy(Policy):
         self.value_head = ValueHead(self.network.width)
         self.action_range = NormRange(self.read_range("action"), self.range_epsilon)
         self.bins = ActionBins(architecture.bins)
-        self.units = (
-            None
-            if simulator is None
-            else SimulatorUnits(self._convention(), simulator, len(self.action_range), UNITS_REMEDY)
-        )
+        self.units = SimulatorUnits(self._convention(), simulator, len(self.action_range), UNITS_REMEDY)
         self.images = ImagePipeline(self.files.preprocessing, config.center_crop, config.interpolation)
         self._check_simulator(simulator, architecture)
         self.spec = PolicySpec(
@@ -209,14 +204,14 @@ class PrismaticPolicy(Policy):
 
     def finish(self, normalized: Tensor) -> Tensor:
         """Convert numbers in [-1, 1] `[B, N]` to actions `[B, C, D]` for the simulator."""
-        actions = self.action_range.unnormalize(torch.unflatten(normalized.float(), 1, (self.spec.chunk_size, -1)))
-        return actions if self.units is None else self.units(actions)
+        chunks = torch.unflatten(normalized.float(), 1, (self.spec.chunk_size, -1))
+        actions: Tensor = self.units(self.action_range.unnormalize(chunks))
+        return actions
 
     def normalize(self, actions: Tensor) -> Tensor:
         """Convert actions `[B, C, D]` to numbers in [-1, 1] `[B, N]`; the inverse of `finish`, for supervised
         learning."""
-        own = actions if self.units is None else self.units.inverse(actions)
-        return self.action_range.normalize(own.float()).flatten(1)
+        return self.action_range.normalize(self.units.inverse(actions).float()).flatten(1)
 
     def acted(self, choice: Choice, hidden: Tensor) -> ActOutput:
         """Return the output for tokens `[B, N]`; the critic reads the hidden state `[B, E]` that predicts the first."""
@@ -304,11 +299,3 @@ class Choice:
 
     tokens: Tensor
     logprobs: Tensor
-
-
-def _read_files(config: PrismaticConfig, simulator: SimulatorSpec | None) -> CheckpointFiles:
-    if config.checkpoint == PUBLISHED:
-        return published_files(config.unnorm_key)
-    if config.checkpoint is not None:
-        return CheckpointFiles.read(Path(config.checkpoint))
-    return scratch_files(config.scratch, simulator)

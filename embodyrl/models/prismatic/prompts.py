@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.vla.checkpoint import read_tokenizer
-from embodyrl.models.vla.words import UNKNOWN, word_level, words_of
+from embodyrl.models.vla.prompts import TOKENIZER, UNKNOWN, read_tokenizer, word_tokenizer
 
 if TYPE_CHECKING:  # options of models are read where the package is not installed
     from tokenizers import Tokenizer
@@ -39,7 +38,7 @@ class Prompts:
     """
 
     def __init__(self, tokenizer: bytes, longest: int, tasks: Iterable[str]) -> None:
-        self._tokenizer = read_tokenizer(tokenizer, "tokenizer.json")
+        self._tokenizer = read_tokenizer(tokenizer, TOKENIZER)
         self._longest = longest
         self.pad, self.eos = self._id(PAD), self._id(EOS)
         self._space = self._tokenizer.token_to_id(SPACE)
@@ -78,14 +77,11 @@ class Prompts:
         return ids, mask
 
 
-def word_tokenizer(tasks: Iterable[str]) -> Tokenizer:
+def new_tokenizer(tasks: Iterable[str]) -> Tokenizer:
     """Return a tokenizer for a model with random weights: the words of the questions about these tasks."""
     from tokenizers import pre_tokenizers, processors
 
     split = pre_tokenizers.Whitespace()
-    vocabulary = [UNKNOWN, BOS, EOS, PAD, *words_of(map(prompt, tasks), split)]
-    tokenizer = word_level(vocabulary, split)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary.index(BOS))]
-    )
+    tokenizer = word_tokenizer([UNKNOWN, BOS, EOS, PAD], map(prompt, tasks), split)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 1)])
     return tokenizer

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import action_dim, state_dim, task_descriptions
+from embodyrl.config.rules import task_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowSizes
 from embodyrl.models.flow.config import check as check_flow
-from embodyrl.models.smolvla.checkpoint import CheckpointFiles, Robot, scratch_files_of
+from embodyrl.models.lerobot import Robot
+from embodyrl.models.smolvla.checkpoint import CheckpointFiles, files_before_simulator
 from embodyrl.models.smolvla.config import Architecture, SmolVLAConfig
 from embodyrl.models.smolvla.prompts import Prompts
-from embodyrl.models.vla.cameras import check_chosen, check_there, choose_cameras
-from embodyrl.models.vla.config import Frozen, StateInput, check_patches, check_robot, note_executed
+from embodyrl.models.vla.cameras import check_chosen, check_images_shown, check_there
+from embodyrl.models.vla.config import Frozen
+from embodyrl.models.vla.fits import (
+    SimulatorSizes,
+    attempt,
+    check_horizon,
+    check_patches,
+    check_sizes,
+    check_without_checkpoint,
+    note_executed,
+)
+
+STATES = "other states with env.proprio, or set model.state to none"
+"""What could be changed if the statistics are of other states than the simulator's."""
 
 
 def flow_sizes(model: SmolVLAConfig, chunk_size: int) -> FlowSizes:
@@ -25,7 +37,7 @@ def flow_sizes(model: SmolVLAConfig, chunk_size: int) -> FlowSizes:
     Raises:
         PolicyError: these are missing or damaged.
     """
-    sizes = CheckpointFiles.read(Path(str(model.checkpoint)), vlm=model.vlm).architecture
+    sizes = CheckpointFiles.read(model).architecture
     return FlowSizes(model.horizon or chunk_size, sizes.action_dim, sizes.expert.width)
 
 
@@ -44,7 +56,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     if model.checkpoint is None:
         yield from _check_scratch(config, model)
     elif Path(model.checkpoint).is_dir():
-        yield from _check_folder(config, model, Path(model.checkpoint))
+        yield from _check_folder(config, model)
 
 
 def notes(config: Config) -> Iterator[str]:
@@ -52,8 +64,7 @@ def notes(config: Config) -> Iterator[str]:
     model = config.model
     assert isinstance(model, SmolVLAConfig)
     if model.checkpoint is not None and Path(model.checkpoint).is_dir():
-        files = CheckpointFiles.read(Path(model.checkpoint), vlm=model.vlm)
-        yield from note_executed(config, files.config.get("n_action_steps"))
+        yield from note_executed(config, CheckpointFiles.read(model).config.get("n_action_steps"))
 
 
 def _check_scratch(config: Config, model: SmolVLAConfig) -> Iterator[ConfigIssue]:
@@ -88,31 +99,25 @@ def _check_scratch(config: Config, model: SmolVLAConfig) -> Iterator[ConfigIssue
             "set model.frozen to nothing, or name a checkpoint",
             fix={"model.frozen": "nothing"},
         )
-    if model.vlm is not None:
-        yield ConfigIssue(
-            "model.vlm", "model.vlm is set, but model.checkpoint is null", "name the weights it belongs to"
-        )
+    yield from check_without_checkpoint(model, "vlm")
     yield from check_chosen(model.cameras, config)
     if model.statistics is not None and Path(model.statistics).is_file():  # those of demonstrations may be yet to come
-        proprio, acting = state_dim(config), action_dim(config)
-        robot = yield from _read_robot(scratch_files_of(config.env.cameras, sizes.image_size, proprio, acting), model)
-        yield from _other_robot(robot, None, proprio, acting)
+        there = SimulatorSizes.of_config(config)
+        robot = yield from _read_robot(files_before_simulator(config.env.cameras, sizes.image_size, *there), model)
+        yield from check_sizes(robot, there, "model.statistics", states=STATES)
 
 
-def _check_folder(config: Config, model: SmolVLAConfig, folder: Path) -> Iterator[ConfigIssue]:
+def _check_folder(config: Config, model: SmolVLAConfig) -> Iterator[ConfigIssue]:
     try:
-        files = CheckpointFiles.read(folder, vlm=model.vlm)
+        files = CheckpointFiles.read(model)
         architecture, tokenizer = files.architecture, files.tokenizer
     except PolicyError as error:
         path = "model.vlm" if "model.vlm" in str(error) else "model.checkpoint"
         yield error.issue(path)
         return
-    try:
-        choose_cameras(model.cameras, config.env.cameras, architecture.images)
-    except PolicyError as error:
-        yield ConfigIssue("model.cameras", str(error))
+    yield from check_images_shown(model.cameras, config, architecture.images)
     robot = yield from _read_robot(files, model)
-    yield from misfits(architecture, robot, model, config.rollout.chunk_size, state_dim(config), action_dim(config))
+    yield from misfits(architecture, robot, model, config.rollout.chunk_size, SimulatorSizes.of_config(config))
     length = model.prompt_length or architecture.prompt_length
     prompts = Prompts(tokenizer, pad=architecture.pad_token, length=length)
     try:
@@ -124,22 +129,17 @@ def _check_folder(config: Config, model: SmolVLAConfig, folder: Path) -> Iterato
 
 def _read_robot(files: CheckpointFiles, model: SmolVLAConfig) -> Generator[ConfigIssue, None, Robot | None]:
     """Return the normalisation of states and actions; None if it cannot be read, which yields an issue."""
-    path = "model.checkpoint" if model.statistics is None else "model.statistics"
-    try:
-        files = files if model.statistics is None else files.with_statistics(model.statistics)
-        return files.robot(reads_state=model.state is StateInput.token)
-    except PolicyError as error:
-        yield error.issue(path)
-        return None
+    named = model.statistics
+    return (
+        yield from attempt(
+            "model.checkpoint" if named is None else "model.statistics",
+            lambda: (files if named is None else files.with_statistics(named)).robot(model),
+        )
+    )
 
 
 def misfits(
-    sizes: Architecture,
-    robot: Robot | None,
-    model: SmolVLAConfig,
-    chunk: int,
-    proprio: int | None,
-    acting: int | None,
+    sizes: Architecture, robot: Robot | None, model: SmolVLAConfig, chunk: int, there: SimulatorSizes
 ) -> Iterator[ConfigIssue]:
     """Yield an issue for each part of a checkpoint that does not fit a simulator.
 
@@ -148,31 +148,9 @@ def misfits(
         robot: its normalisation; None: it cannot be read.
         model: the model's options.
         chunk: actions that are executed.
-        proprio: size of the simulator's state; None: not known.
-        acting: size of an action; None: not known.
+        there: the simulator's sizes.
     """
-    for name, actions in (("rollout.chunk_size", chunk), ("model.horizon", model.horizon or 0)):
-        if actions > sizes.horizon:
-            yield ConfigIssue(
-                name,
-                f"{name} = {actions}, but the checkpoint gives {sizes.horizon} actions at once",
-                f"set {name} to {sizes.horizon} or less",
-            )
-    yield from _other_robot(robot, sizes, proprio, acting)
-
-
-def _other_robot(
-    robot: Robot | None, sizes: Architecture | None, proprio: int | None, acting: int | None
-) -> Iterator[ConfigIssue]:
-    """Yield an issue for each size of a robot that exceeds the network's (None: built to fit) or is not the
-    simulator's."""
-    if robot is None:
-        return
-    most = (math.inf, math.inf) if sizes is None else (sizes.state_dim, sizes.action_dim)
-    rows = (
-        ("states", robot.states, most[0], proprio, "other states with env.proprio, or set model.state to none"),
-        ("actions", robot.actions, most[1], acting, "its matching controller"),
-    )
-    for what, scale, limit, there, instead in rows:
-        if scale is not None:
-            yield from check_robot(what, len(scale), limit, there, settings=("model.statistics",), instead=instead)
+    yield from check_horizon(chunk, sizes.horizon)
+    yield from check_horizon(model.horizon or 0, sizes.horizon, "model.horizon")
+    most = (sizes.state_dim, sizes.action_dim)
+    yield from check_sizes(robot, there, "model.statistics", states=STATES, most=most)

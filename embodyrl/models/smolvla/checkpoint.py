@@ -13,27 +13,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.conventions import unit_range
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.lerobot import (
     ACTION,
     BUFFERS,
     STATE,
-    VISION,
     LerobotFiles,
-    Scale,
+    Robot,
+    new_features,
+    new_numbers,
     read_buffers,
     read_companions,
     refuse_scaled_images,
 )
 from embodyrl.models.saved import parse_json, weight_shapes
 from embodyrl.models.smolvla.config import DEFAULTS, NAMES_500M, VLM, VLM_500M, Architecture, SmolVLAConfig
-from embodyrl.models.smolvla.prompts import PAD, TOKENIZER, ended, read_tokenizer, word_tokenizer
-from embodyrl.models.vla.checkpoint import CONFIG, simulator_to_start_in
+from embodyrl.models.smolvla.prompts import PAD, ended, new_tokenizer, read_tokenizer
+from embodyrl.models.vla.config import StateInput
+from embodyrl.models.vla.folder import CONFIG
+from embodyrl.models.vla.prompts import TOKENIZER
 
 # ----------------------------------------------------------------------------------------------------- names of weights
 
@@ -75,15 +76,6 @@ MARKERS = ("<fake_token_around_image>", "<global-img>")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Robot:
-    """Normalisation of one robot's states and actions."""
-
-    states: Scale | None
-    """None: the model reads no states."""
-    actions: Scale
-
-
-@dataclass(frozen=True, kw_only=True)
 class CheckpointFiles(LerobotFiles):
     """All files of a checkpoint except the weights."""
 
@@ -93,23 +85,60 @@ class CheckpointFiles(LerobotFiles):
     """Whether the weights include the language model's output layer, which nothing uses."""
 
     @classmethod
-    def read(cls, folder: Path, *, statistics: str | None = None, vlm: str | None = None) -> CheckpointFiles:
-        """Read a checkpoint's folder.
-
-        Args:
-            folder: the checkpoint's folder.
-            statistics: file to use instead of the statistics in the folder.
-            vlm: folder of the vision-language model to use instead of that in the checkpoint's.
-
-        Raises:
-            PolicyError: it is not the folder of such a checkpoint, or one of the other files does not exist.
-        """
+    def read(cls, config: SmolVLAConfig) -> CheckpointFiles:
+        """See `CheckpointFolder.read`; the vision-language model's files are in the folder `config.vlm`, if it is
+        given."""
+        folder = Path(str(config.checkpoint))
         found = read_companions(folder, VLM_FOLDER)
-        if vlm is not None:
+        if config.vlm is not None:
             found = {name: content for name, content in found.items() if not name.startswith(f"{VLM_FOLDER}/")}
-            found |= _read_vlm(Path(vlm))
-        files = cls(companions=found, buffers=read_buffers(folder), has_head=HEAD in weight_shapes(folder))
-        return files if statistics is None else files.with_statistics(statistics)
+            found |= _read_vlm(Path(config.vlm))
+        return cls(companions=found, buffers=read_buffers(folder), has_head=HEAD in weight_shapes(folder))
+
+    @classmethod
+    def scratch(cls, config: SmolVLAConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
+        """See `CheckpointFolder.scratch`."""
+        tokenizer = new_tokenizer(simulator.tasks.values())
+        sizes, state, action = config.scratch, max(1, simulator.proprio_dim), simulator.action_dim
+        description = _description(simulator.cameras, sizes.image_size, state, action) | {
+            "max_action_dim": action,
+            "max_state_dim": state,
+            "chunk_size": config.horizon or chunk_size,
+            "n_action_steps": chunk_size,
+            "tokenizer_max_length": max(len(tokenizer.encode(ended(task)).ids) for task in simulator.tasks.values()),
+            "num_vlm_layers": sizes.layers,
+            "expert_width_multiplier": sizes.expert_width,
+            "self_attn_every_n_layers": sizes.self_attention_every,
+        }
+        vlm = {
+            "scale_factor": sizes.shuffle,
+            "pad_token_id": tokenizer.token_to_id(PAD),
+            "vision_config": {
+                "hidden_size": sizes.vision_size,
+                "intermediate_size": int(sizes.vision_size * sizes.mlp_ratio),
+                "num_hidden_layers": sizes.vision_layers,
+                "num_attention_heads": sizes.heads,
+                "image_size": sizes.image_size,
+                "patch_size": sizes.patch_size,
+            },
+            "text_config": {
+                "hidden_size": sizes.hidden_size,
+                "intermediate_size": int(sizes.hidden_size * sizes.mlp_ratio),
+                "num_hidden_layers": sizes.layers,
+                "num_attention_heads": sizes.heads,
+                "num_key_value_heads": 1,
+                "head_dim": sizes.hidden_size // sizes.heads // 2 * 2,
+                "vocab_size": tokenizer.get_vocab_size(),
+            },
+        }
+        numbers = new_numbers(state, action, simulator)
+        return cls.new(description, numbers, _vlm_files(vlm, tokenizer), has_head=False)
+
+    @classmethod
+    def published(cls, config: SmolVLAConfig) -> CheckpointFiles:
+        """See `CheckpointFolder.published`; for LIBERO's robot."""
+        description = _description(("image", "image2"), 512, 8, 7)
+        return cls.new(description, new_numbers(8, 7), _vlm_files(VLM_500M, new_tokenizer([])), has_head=True)
 
     def steps_between(self) -> Sequence[Mapping[str, Any]]:
         """See `LerobotFiles.steps_between`."""
@@ -178,7 +207,7 @@ class CheckpointFiles(LerobotFiles):
             f"{TOKENIZER} (its weights are not needed)"
         )
 
-    def robot(self, *, reads_state: bool) -> Robot:
+    def robot(self, config: SmolVLAConfig) -> Robot:
         """Return the normalisation of states and actions.
 
         Raises:
@@ -186,7 +215,8 @@ class CheckpointFiles(LerobotFiles):
         """
         found = self.statistics
         refuse_scaled_images(found.ways)
-        return Robot(states=found.scale(STATE, "STATE") if reads_state else None, actions=found.scale(ACTION, "ACTION"))
+        states = found.scale(STATE, "STATE") if config.state is StateInput.token else None
+        return Robot(states=states, actions=found.scale(ACTION, "ACTION"))
 
 
 def _read_vlm(folder: Path) -> dict[str, bytes]:
@@ -199,114 +229,31 @@ def _read_vlm(folder: Path) -> dict[str, bytes]:
     return {f"{VLM_FOLDER}/{name}": (folder / name).read_bytes() for name in VLM_FILES if (folder / name).is_file()}
 
 
-# ------------------------------------------------------------------------------------------------- without a checkpoint
-
-
-def scratch_files(config: SmolVLAConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
-    """Build the files of a model with random weights. Its vocabulary is that of the simulator's task descriptions, its
-    horizon is one chunk, and its ranges are the simulator's unless statistics are given.
-
-    Raises:
-        PolicyError: there is no simulator (None), its actions are discrete, or the file of statistics does not exist.
-    """
-    simulator = simulator_to_start_in(simulator)
-    tokenizer = word_tokenizer(simulator.tasks.values())
-    sizes = config.scratch
-    state = max(1, simulator.proprio_dim)
-    description = _description(
-        cameras=simulator.cameras, side=sizes.image_size, state=state, action=simulator.action_dim
-    ) | {
-        "max_action_dim": simulator.action_dim,
-        "max_state_dim": state,
-        "chunk_size": config.horizon or chunk_size,
-        "n_action_steps": chunk_size,
-        "tokenizer_max_length": max(len(tokenizer.encode(ended(task)).ids) for task in simulator.tasks.values()),
-        "num_vlm_layers": sizes.layers,
-        "expert_width_multiplier": sizes.expert_width,
-        "self_attn_every_n_layers": sizes.self_attention_every,
+def _vlm_files(config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Return the files of a new model's vision-language model."""
+    return {
+        f"{VLM_FOLDER}/{CONFIG}": json.dumps({"model_type": "smolvlm", **config}, indent=2).encode(),
+        f"{VLM_FOLDER}/{TOKENIZER}": tokenizer.to_str().encode(),
     }
-    vlm = {
-        "scale_factor": sizes.shuffle,
-        "pad_token_id": tokenizer.token_to_id(PAD),
-        "vision_config": {
-            "hidden_size": sizes.vision_size,
-            "intermediate_size": int(sizes.vision_size * sizes.mlp_ratio),
-            "num_hidden_layers": sizes.vision_layers,
-            "num_attention_heads": sizes.heads,
-            "image_size": sizes.image_size,
-            "patch_size": sizes.patch_size,
-        },
-        "text_config": {
-            "hidden_size": sizes.hidden_size,
-            "intermediate_size": int(sizes.hidden_size * sizes.mlp_ratio),
-            "num_hidden_layers": sizes.layers,
-            "num_attention_heads": sizes.heads,
-            "num_key_value_heads": 1,
-            "head_dim": sizes.hidden_size // sizes.heads // 2 * 2,
-            "vocab_size": tokenizer.get_vocab_size(),
-        },
-    }
-    files = _files(description, vlm, tokenizer, _ranges(simulator))
-    return files if config.statistics is None else files.with_statistics(config.statistics)
 
 
-def scratch_files_of(cameras: Sequence[str], side: int, proprio: int | None, acting: int | None) -> CheckpointFiles:
-    """Build the files of a model with random weights as far as statistics depend on them, before there is a simulator;
-    sizes that only it knows are None."""
-    description = _description(cameras=cameras, side=side, state=proprio or 1, action=acting or 1)
+def files_before_simulator(
+    cameras: Sequence[str], side: int, proprio: int | None, acting: int | None
+) -> CheckpointFiles:
+    """Return the files of a model with random weights as far as statistics depend on them; sizes that only the
+    simulator knows are None."""
+    description = _description(cameras, side, proprio or 1, acting or 1)
     return CheckpointFiles(companions={CONFIG: json.dumps(description).encode()}, buffers={}, has_head=False)
 
 
-def published_files() -> CheckpointFiles:
-    """Build the files of a model of the published size, for LIBERO's robot."""
-    state, action = 8, 7
-    description = _description(cameras=("image", "image2"), side=512, state=state, action=action)
-    ones = {
-        STATE: {"mean": [0.0] * state, "std": [1.0] * state},
-        ACTION: {"mean": [0.0] * action, "std": [1.0] * action},
-    }
-    return _files(description, VLM_500M, word_tokenizer([]), ones, has_head=True)
-
-
-def _description(*, cameras: Sequence[str], side: int, state: int, action: int) -> dict[str, Any]:
+def _description(cameras: Sequence[str], side: int, state: int, action: int) -> dict[str, Any]:
     """Return the config.json of a new policy, with LeRobot's settings where they are not given."""
     return {
         **DEFAULTS,
         "n_obs_steps": 1,
-        "input_features": {
-            STATE: {"type": "STATE", "shape": [state]},
-            **{f"observation.images.{camera}": {"type": VISION, "shape": [3, side, side]} for camera in cameras},
-        },
-        "output_features": {ACTION: {"type": "ACTION", "shape": [action]}},
+        **new_features(dict.fromkeys(cameras, (3, side, side)), state=state, action=action),
         "resize_imgs_with_padding": [side, side],
         "pad_language_to": "max_length",
         "vlm_model_name": VLM_FOLDER,
         "load_vlm_weights": False,
-    }
-
-
-def _files(
-    description: Mapping[str, Any],
-    vlm: Mapping[str, Any],
-    tokenizer: Tokenizer,
-    numbers: Mapping[str, Any],
-    *,
-    has_head: bool = False,
-) -> CheckpointFiles:
-    """Return files made of their contents."""
-    content = {
-        CONFIG: json.dumps(description, indent=4).encode(),
-        f"{VLM_FOLDER}/{CONFIG}": json.dumps({"model_type": "smolvlm", **vlm}, indent=2).encode(),
-        f"{VLM_FOLDER}/{TOKENIZER}": tokenizer.to_str().encode(),
-    }
-    return CheckpointFiles(companions=content, buffers={}, has_head=has_head).with_numbers(numbers)
-
-
-def _ranges(simulator: SimulatorSpec) -> dict[str, dict[str, list[float]]]:
-    """Return statistics that map the simulator's action range to [-1, 1] and leave states unchanged."""
-    centre, half_width = unit_range(simulator)
-    size = max(1, simulator.proprio_dim)
-    return {
-        STATE: {"mean": [0.0] * size, "std": [1.0] * size},
-        ACTION: {"mean": np.asarray(centre).tolist(), "std": np.asarray(half_width).tolist()},
     }

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from embodyrl.config.schema import setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
-from embodyrl.models.lerobot import VISION, section
-from embodyrl.models.vla.checkpoint import check_real, check_whole
-from embodyrl.models.vla.config import Frozen, StateInput
+from embodyrl.models.lerobot import VISION, check_type, refuse_unknown, section
+from embodyrl.models.vla.config import Frozen, StackSizes, StateInput
+from embodyrl.models.vla.folder import check_real, check_whole, damaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,14 +157,9 @@ class VisionSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StackSizes:
+class LlamaSizes(StackSizes):
     """Shape of the language model or of the action expert."""
 
-    width: int
-    mlp: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     epsilon: float
 
 
@@ -173,8 +168,8 @@ class Architecture:
     """Everything that determines shapes and connections of the network."""
 
     vision: VisionSizes
-    language: StackSizes
-    expert: StackSizes
+    language: LlamaSizes
+    expert: LlamaSizes
     crosses: tuple[bool, ...]
     """For each layer: whether actions attend to the language model only (True), or to each other as well."""
     vocabulary: int
@@ -205,12 +200,10 @@ class Architecture:
         Raises:
             PolicyError: the file is that of another model, is damaged, or asks for what is not implemented.
         """
-        written = config["type"]
-        if written != "smolvla":
-            raise PolicyError(
-                f"config.json is that of a {written!r} model: set model.name to that one, or give another folder"
-            )
-        _refuse(config)
+        check_type(config, "smolvla")
+        refuse_unknown(config, REFUSED)
+        if config["add_image_special_tokens"] not in (True, False):
+            raise damaged("add_image_special_tokens", config["add_image_special_tokens"], "true or false")
         language, vision = _language(vlm.config), _vision(config, vlm.config)
         layers = _layers(config, vlm.config)
         every = _number(config, "self_attn_every_n_layers", least=None)
@@ -248,18 +241,6 @@ class VLM:
     """Id of the token that fills up task descriptions."""
 
 
-def _refuse(config: Mapping[str, Any]) -> None:
-    """Raise an error if config.json asks for what is not implemented."""
-    for key, known in REFUSED.items():
-        if key in config and config[key] not in known:
-            raise PolicyError(
-                f"config.json: {key} is {config[key]!r}, which is not implemented (known: "
-                f"{', '.join(map(repr, known))}): take another checkpoint"
-            )
-    if config["add_image_special_tokens"] not in (True, False):
-        raise _damaged("add_image_special_tokens", config["add_image_special_tokens"], "true or false")
-
-
 def _layers(config: Mapping[str, Any], vlm: Mapping[str, Any]) -> int:
     """Return the number of layers of the language model that are kept; the expert has as many."""
     there = _size(section(vlm, "text_config"), "text_config.num_hidden_layers")
@@ -280,15 +261,15 @@ def _layers(config: Mapping[str, Any], vlm: Mapping[str, Any]) -> int:
     return layers
 
 
-def _language(vlm: Mapping[str, Any]) -> StackSizes:
+def _language(vlm: Mapping[str, Any]) -> LlamaSizes:
     text = section(vlm, "text_config")
     if text.get("hidden_act", "silu") != "silu":
         raise PolicyError(f"the vision-language model has hidden_act {text['hidden_act']!r}, only silu is implemented")
-    width, heads = _size(text, "text_config.hidden_size"), _size(text, "text_config.num_attention_heads")
+    width, heads = (_size(text, f"text_config.{key}") for key in ("hidden_size", "num_attention_heads"))
     kv_heads = _number(text, "num_key_value_heads", heads)
     if heads % kv_heads:
-        raise _damaged("text_config.num_key_value_heads", kv_heads, f"a divisor of {heads} heads")
-    return StackSizes(
+        raise damaged("text_config.num_key_value_heads", kv_heads, f"a divisor of {heads} heads")
+    return LlamaSizes(
         width=width,
         mlp=_size(text, "text_config.intermediate_size"),
         heads=heads,
@@ -298,7 +279,7 @@ def _language(vlm: Mapping[str, Any]) -> StackSizes:
     )
 
 
-def _expert(language: StackSizes, multiplier: Any) -> StackSizes:
+def _expert(language: LlamaSizes, multiplier: Any) -> LlamaSizes:
     """Return the sizes of the action expert, whose feed-forward layers are two thirds of four widths, rounded up to a
     multiple of 256."""
     width = int(language.width * check_real(multiplier, "expert_width_multiplier", above=0.0, below=1e3))
@@ -307,14 +288,7 @@ def _expert(language: StackSizes, multiplier: Any) -> StackSizes:
             f"config.json: expert_width_multiplier {multiplier} makes the action expert {width} wide, an even number "
             "was expected"
         )
-    return StackSizes(
-        width=width,
-        mlp=256 * -(-int(4 * int(2 * width / 3)) // 256),
-        heads=language.heads,
-        kv_heads=language.kv_heads,
-        head_dim=language.head_dim,
-        epsilon=language.epsilon,
-    )
+    return replace(language, width=width, mlp=256 * -(-int(4 * int(2 * width / 3)) // 256))
 
 
 def _vision(config: Mapping[str, Any], vlm: Mapping[str, Any]) -> VisionSizes:
@@ -326,7 +300,7 @@ def _vision(config: Mapping[str, Any], vlm: Mapping[str, Any]) -> VisionSizes:
     side, patch = _size(sizes, "vision_config.image_size"), _size(sizes, "vision_config.patch_size")
     shuffle = _number(vlm, "scale_factor", 2)
     if side % patch or side // patch % shuffle:
-        raise _damaged(
+        raise damaged(
             "scale_factor",
             shuffle,
             f"a divisor of {side // patch} patches (an image has {side}, a patch {patch} pixels)",
@@ -375,7 +349,3 @@ def _number(
 def _real(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
     """Return the number above 0 under a key."""
     return check_real(config.get(key, default), key, above=0.0)
-
-
-def _damaged(where: str, found: object, expected: str) -> PolicyError:
-    return PolicyError(f"config.json: {where} is {found!r}, {expected} was expected", "download it again")

@@ -17,17 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodyrl.models.smolvla.config import Architecture, StackSizes, VisionSizes
-
-KeysValues = tuple[Tensor, Tensor]
-"""Rotated keys and values of a layer, `[B, h_kv, L, d]` each."""
-
-
-def project(layer: nn.Linear, x: Tensor) -> Tensor:
-    """Apply a linear layer to `x` in the type of its weights: with weights in 16 bits some layers keep 32."""
-    projected: Tensor = layer(x.to(layer.weight.dtype))
-    return projected
-
+from embodyrl.models.smolvla.config import Architecture, LlamaSizes, VisionSizes
+from embodyrl.models.vla.transformer import MLP, Attention, KeysValues, joined, project, stacked, time_embedding
 
 # ------------------------------------------------------------------------------------------------------------- vision
 
@@ -170,53 +161,6 @@ class Rotation:
         return torch.cat(turned, dim=-1).to(x.dtype)
 
 
-class Attention(nn.Module):
-    """Projections of grouped-query attention.
-
-    Args:
-        sizes: of the stack.
-        crosses: keys and values are made from another stack's, not from the tokens.
-    """
-
-    def __init__(self, sizes: StackSizes, *, crosses: bool = False) -> None:
-        super().__init__()
-        self.head_dim = sizes.head_dim
-        kept = sizes.kv_heads * sizes.head_dim
-        self.q_proj = nn.Linear(sizes.width, sizes.heads * sizes.head_dim, bias=False)
-        self.k_proj = nn.Linear(kept if crosses else sizes.width, kept, bias=False)
-        self.v_proj = nn.Linear(kept if crosses else sizes.width, kept, bias=False)
-        self.o_proj = nn.Linear(sizes.heads * sizes.head_dim, sizes.width, bias=False)
-
-    def heads(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        """Project `[B, L, ..]` and split it into heads `[B, h, L, d]`."""
-        return torch.unflatten(project(layer, x), -1, (-1, self.head_dim)).transpose(1, 2)
-
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Attend as `mask [B, 1, L or 1, M]` allows and project the result to `[B, L, E]`."""
-        shared = queries.shape[1] // keys.shape[1]
-        # Heads that share keys are stacked along the query dimension, so that keys need not be repeated.
-        stacked = queries.reshape(len(queries), keys.shape[1], -1, self.head_dim)
-        mask = mask if mask.shape[2] == 1 else mask.repeat(1, 1, shared, 1)
-        attended = functional.scaled_dot_product_attention(
-            stacked.to(values.dtype), keys.to(values.dtype), values, attn_mask=mask
-        )
-        return project(self.o_proj, attended.reshape(queries.shape).transpose(1, 2).flatten(2))
-
-
-class MLP(nn.Module):
-    """Gated feed-forward layer."""
-
-    def __init__(self, sizes: StackSizes) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(sizes.width, sizes.mlp, bias=False)
-        self.up_proj = nn.Linear(sizes.width, sizes.mlp, bias=False)
-        self.down_proj = nn.Linear(sizes.mlp, sizes.width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map `[B, L, E]` to `[B, L, E]`."""
-        return project(self.down_proj, functional.silu(project(self.gate_proj, x)) * project(self.up_proj, x))
-
-
 class Layer(nn.Module):
     """Attention and feed-forward layer of the language model or of the expert.
 
@@ -225,15 +169,16 @@ class Layer(nn.Module):
         crosses: see `Attention`.
     """
 
-    def __init__(self, sizes: StackSizes, *, crosses: bool = False) -> None:
+    def __init__(self, sizes: LlamaSizes, *, crosses: bool = False) -> None:
         super().__init__()
+        self.shared = sizes.heads // sizes.kv_heads
         self.input_layernorm = RMSNorm(sizes.width, sizes.epsilon)
         self.self_attn = Attention(sizes, crosses=crosses)
         self.post_attention_layernorm = RMSNorm(sizes.width, sizes.epsilon)
-        self.mlp = MLP(sizes)
+        self.mlp = MLP(sizes, functional.silu)
 
-    def _finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        x = x + attended
+    def _finish(self, x: Tensor, queries: Tensor, seen: KeysValues, mask: Tensor) -> Tensor:
+        x = x + self.self_attn(queries, seen, stacked(mask, self.shared))
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -253,20 +198,18 @@ class SelfLayer(Layer):
             memory: keys and values of `M` preceding tokens.
             only_keys: leave `x` as it is, because nothing reads what follows.
         """
-        attention = self.self_attn
         normed = self.input_layernorm(x)
-        own = rotation(attention.heads(attention.k_proj, normed)), attention.heads(attention.v_proj, normed)
+        own = self.self_attn.keys_values(normed, rotation)
         if only_keys:
             return x, own
-        keys, values = own if memory is None else joined(memory, own)
-        queries = rotation(attention.heads(attention.q_proj, normed))
-        return self._finish(x, attention.attend(queries, keys, values, mask)), own
+        seen = own if memory is None else joined(memory, own)
+        return self._finish(x, self.self_attn.queries(normed, rotation), seen, mask), own
 
 
 class CrossLayer(Layer):
     """Layer whose tokens attend to what it makes of the language model's keys and values, and not to each other."""
 
-    def __init__(self, sizes: StackSizes) -> None:
+    def __init__(self, sizes: LlamaSizes) -> None:
         super().__init__(sizes, crosses=True)
 
     def forward(
@@ -280,22 +223,10 @@ class CrossLayer(Layer):
             rotation: of the positions of `x`, which begin at 0; keys are not rotated again.
             memory: from a call without `x`; without `x`, the language model's keys and values.
         """
-        attention = self.self_attn
         if x is None or rotation is None:
-            flat = (each.transpose(1, 2).flatten(2) for each in memory)
-            keys, values = (
-                attention.heads(layer, each)
-                for layer, each in zip((attention.k_proj, attention.v_proj), flat, strict=True)
-            )
-            return None, (keys, values)
-        queries = rotation(attention.heads(attention.q_proj, self.input_layernorm(x)))
-        return self._finish(x, attention.attend(queries, *memory, mask)), memory
-
-
-def joined(before: KeysValues, after: KeysValues) -> KeysValues:
-    """Return the keys and values of tokens that follow each other."""
-    keys, values = (torch.cat(pair, dim=2) for pair in zip(before, after, strict=True))
-    return keys, values
+            attention, (keys, values) = self.self_attn, (each.transpose(1, 2).flatten(2) for each in memory)
+            return None, (attention.split(attention.k_proj, keys), attention.split(attention.v_proj, values))
+        return self._finish(x, self.self_attn.queries(self.input_layernorm(x), rotation), memory, mask), memory
 
 
 # ------------------------------------------------------------------------------------------------------------ the whole
@@ -493,16 +424,6 @@ class SmolVLA(nn.Module):
         `[B, T, W]` that it is computed from."""
         hidden = self.expert(self.embed_suffix(x, time), prefix)
         return project(self.action_out_proj, hidden), hidden
-
-
-def time_embedding(time: Tensor, width: int, shortest: float, longest: float) -> Tensor:
-    """Return sines and cosines `[B, width]` of times `[B]`, with periods from the shortest to the longest.
-
-    Computed in float64: the angle of the shortest period is 1571 * time, of which float32 keeps four digits.
-    """
-    shares = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=time.device)
-    angles = (2.0 * math.pi / (shortest * (longest / shortest) ** shares)) * time.double().unsqueeze(1)
-    return torch.cat([angles.sin(), angles.cos()], dim=1).to(time.dtype)
 
 
 def keep_wide(network: SmolVLA) -> None:

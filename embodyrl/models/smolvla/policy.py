@@ -12,7 +12,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
@@ -20,33 +19,27 @@ from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.policy import (
     ACTION_WEIGHTS,
-    PUBLISHED,
     SAMPLE_WEIGHTS,
     ActOutput,
     EvalOutput,
     Inputs,
     ParallelPlan,
     PolicyObservation,
-    PolicySpec,
 )
+from embodyrl.models.saved import PUBLISHED
 from embodyrl.models.smolvla.check import misfits
-from embodyrl.models.smolvla.checkpoint import (
-    CheckpointFiles,
-    own_name,
-    public_name,
-    published_files,
-    scratch_files,
-)
+from embodyrl.models.smolvla.checkpoint import CheckpointFiles, own_name, public_name
 from embodyrl.models.smolvla.config import SmolVLAConfig
 from embodyrl.models.smolvla.network import Prefix, SmolVLA, initialize, keep_wide
 from embodyrl.models.smolvla.processor import pixel_values
 from embodyrl.models.smolvla.prompts import Prompts
 from embodyrl.models.vla.cameras import Cameras, choose_cameras
-from embodyrl.models.vla.config import Frozen, StateInput
-from embodyrl.models.vla.processor import SimulatorUnits, check_images, read_state
-from embodyrl.models.vla.scaling import Normalizer
-from embodyrl.models.weights import Naming, read_weights, write_single_file
+from embodyrl.models.vla.config import Frozen
+from embodyrl.models.vla.fits import SimulatorSizes
+from embodyrl.models.vla.processor import shown_images
+from embodyrl.models.weights import Naming, write_single_file
 
+REMEDY = "choose statistics (model.statistics) of this robot, or its matching controller"
 SEEN = "seen"
 """Name in inputs and traces of what the vision tower made of the images, `[B, V, P, E]`."""
 
@@ -63,23 +56,19 @@ class SmolVLAPolicy(FlowPolicy):
     """
 
     config: SmolVLAConfig
+    network: SmolVLA
     files: CheckpointFiles
 
     def __init__(self, config: SmolVLAConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
-        self.files = _read_files(config, simulator, chunk_size)
+        self.files = CheckpointFiles.of(config, simulator, chunk_size)
         self.architecture = sizes = self.files.architecture
-        robot = self.files.robot(reads_state=config.state is StateInput.token)
-        proprio = None if simulator is None else simulator.proprio_dim
-        acting = None if simulator is None else simulator.action_dim
-        for issue in misfits(sizes, robot, config, chunk_size, proprio, acting):
+        robot = self.files.robot(config)
+        for issue in misfits(sizes, robot, config, chunk_size, SimulatorSizes.of(simulator)):
             raise PolicyError(f"{issue.message}: {issue.hint}")
         self.network = _build_network(self.files, self.dtype, random=config.checkpoint is None)
         self.trace_holds_images = config.frozen is Frozen.language
-        self.stored: dict[str, torch.dtype] = {}
-        """Types of the weights in the files that they were read from."""
-        self.states = None if robot.states is None else Normalizer(robot.states)
-        self.actions = Normalizer(robot.actions)
+        self.set_up_robot(robot, simulator, chunk_size, REMEDY)
         self.cameras: Cameras | None = None
         """None: the published size, which is planned for as many images as there are."""
         if config.checkpoint != PUBLISHED:
@@ -91,18 +80,8 @@ class SmolVLAPolicy(FlowPolicy):
             length=config.prompt_length or sizes.prompt_length,
             tasks=simulator.tasks.values() if simulator is not None and sizes.pads_to_longest else None,
         )
-        self.units = None
-        if simulator is not None:
-            for task in simulator.tasks.values():
-                self.prompts.ids(task)
-            remedy = "choose statistics (model.statistics) of this robot, or its matching controller"
-            self.units = SimulatorUnits(self.convention(), simulator, len(self.actions), remedy)
-        self.spec = PolicySpec(
-            kind="flow",
-            chunk_size=chunk_size,
-            action_dim=len(self.actions),
-            proprio_dim=0 if self.states is None else len(self.states),
-        )
+        for task in {} if simulator is None else simulator.tasks.values():
+            self.prompts.ids(task)
         self.set_up_flow(
             TimeGrid.falling(config.denoising_steps, summed=False),
             horizon=sizes.horizon,
@@ -136,26 +115,17 @@ class SmolVLAPolicy(FlowPolicy):
             PolicyError: images or states are missing, or have another shape than the model takes.
         """
         device = self.start.device
-        ids, mask = self.prompts.batch(observation.task_descriptions)
+        descriptions = observation.task_descriptions
+        ids, mask = self.prompts.batch(descriptions)
         inputs = {
             "input_ids": torch.from_numpy(ids).to(device),
             "attention_mask": torch.from_numpy(mask).to(device),
-            "state": self._state(observation),
+            "state": self.padded_state(observation.proprio, len(descriptions), self.architecture.state_dim),
         }
         if observation.images is None and self.trace_holds_images:
             return inputs
-        given = observation.images
-        there = 0 if given is None else given.shape[1]
-        images = check_images(given, there if self.cameras is None else len(self.cameras.used))
-        if self.cameras is not None:
-            images = images[:, self.cameras.order]
+        images = shown_images(observation.images, self.cameras)
         return inputs | {"pixel_values": pixel_values(images, self.architecture.vision.image_size, device)}
-
-    def _state(self, observation: PolicyObservation) -> Tensor:
-        if self.states is None:
-            return self.start.new_zeros(len(observation.task_descriptions), self.architecture.state_dim)
-        state = self.states.normalize(read_state(observation.proprio, len(self.states), self.start.device))
-        return functional.pad(state, (0, self.architecture.state_dim - state.shape[1]))
 
     # ------------------------------------------------------------------------------------------- acting and learning
 
@@ -215,16 +185,10 @@ class SmolVLAPolicy(FlowPolicy):
         """Return the mean of the action expert's outputs for the actions that are executed."""
         return denoised.hidden[:, : self.spec.chunk_size].float().mean(1)
 
-    def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
-        """See `FlowPolicy.finish`."""
-        actions = self.actions.unnormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim])
-        return actions if self.units is None else self.units(actions)
-
     def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """See `FlowPolicy.sft_targets`. Weights are 0 for actions beyond the demonstrated ones, for those beyond the
         end of an episode, and for the zeros that pad an action; those of a sample that counts for more are larger."""
-        own = actions if self.units is None else self.units.inverse(actions)
-        data = self.fill_horizon(self.actions.normalize(own.float()))
+        data = self.fill_horizon(self.actions.normalize(self.units.inverse(actions).float()))
         counts = torch.zeros_like(data)
         counts[:, : actions.shape[1], : self.spec.action_dim] = inputs.get(
             ACTION_WEIGHTS, actions.new_ones(actions.shape[:2])
@@ -240,11 +204,6 @@ class SmolVLAPolicy(FlowPolicy):
         errors = self.flow_errors(self.condition(inputs), data, draws["noise"], time, share)
         # The weights have a mean of 1 over the minibatch, of which this may be a part.
         return (errors * counts).sum() / (actions[..., 0].numel() * self.spec.action_dim)
-
-    def learning_times(self, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """See `FlowPolicy.learning_times`; time and share of noise are the same."""
-        times = draws * 0.999 + 0.001
-        return times, times
 
     # ----------------------------------------------------------------------------------------------------------- parts
 
@@ -273,32 +232,13 @@ class SmolVLAPolicy(FlowPolicy):
 
     # ----------------------------------------------------------------------------------------------------------- files
 
-    @property
-    def _naming(self) -> Naming:
-        return Naming(public=public_name, own=own_name)
-
-    def load(self, folder: Path) -> None:
-        """Read weights under LeRobot's names. A missing critic or noise network keeps its weights.
-
-        Raises:
-            PolicyError: files are missing or damaged, or names or shapes of weights differ (they are named).
-        """
-        self.stored = read_weights(self.network, folder, self._naming)
-        self.load_heads(folder)
+    naming = Naming(public=public_name, own=own_name)
 
     def write_network(self, folder: Path) -> None:
         """See `FlowPolicy.write_network`. Weights are in the types of the files that they were read from, unless they
         have learned digits that these would lose."""
         buffers = {name: torch.from_numpy(numbers) for name, numbers in self.files.buffers.items()}
-        write_single_file(self.network, folder, self._naming, types=self.stored, others=buffers)
-
-
-def _read_files(config: SmolVLAConfig, simulator: SimulatorSpec | None, chunk_size: int) -> CheckpointFiles:
-    if config.checkpoint == PUBLISHED:
-        return published_files()
-    if config.checkpoint is not None:
-        return CheckpointFiles.read(Path(config.checkpoint), statistics=config.statistics, vlm=config.vlm)
-    return scratch_files(config, simulator, chunk_size)
+        write_single_file(self.network, folder, self.naming, types=self.stored, others=buffers)
 
 
 def _build_network(files: CheckpointFiles, dtype: torch.dtype, *, random: bool) -> SmolVLA:

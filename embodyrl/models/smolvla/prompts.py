@@ -8,14 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers
 
-from embodyrl.models.errors import PolicyError
-from embodyrl.models.vla.checkpoint import read_tokenizer as parse_tokenizer
-from embodyrl.models.vla.words import UNKNOWN, word_level, words_of
+from embodyrl.models.vla.prompts import TOKENIZER, UNKNOWN, check_length, padded, word_tokenizer
+from embodyrl.models.vla.prompts import read_tokenizer as parse_tokenizer
 
-TOKENIZER = "tokenizer.json"
 PAD = "<|im_end|>"
-SHOWN = 60
-"""Characters of a task description that an error shows."""
 
 
 def read_tokenizer(content: bytes) -> Tokenizer:
@@ -58,12 +54,7 @@ class Prompts:
             PolicyError: there are too many; LeRobot would cut them, and the line break with them.
         """
         found = list(self._tokenizer.encode(ended(task)).ids)
-        if len(found) > self._most:
-            shown = task if len(task) <= SHOWN else f"{task[:SHOWN]}..."
-            raise PolicyError(
-                f"a task description has {len(found)} tokens, the model takes {self._most}: set model.prompt_length to "
-                f"{len(found)} or more, or shorten {shown!r}"
-            )
+        check_length(found, self._most, "a task description", task)
         return found
 
     def batch(self, tasks: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -73,15 +64,10 @@ class Prompts:
             PolicyError: a task description is too long.
         """
         rows = [self.ids(task) for task in tasks]
-        length = max([self.length, *map(len, rows)])
-        ids = np.full((len(rows), length), self._pad, np.int64)
-        for target, row in zip(ids, rows, strict=True):
-            target[: len(row)] = row
-        return ids, np.arange(length) < np.array([len(row) for row in rows])[:, None]
+        return padded(rows, max([self.length, *map(len, rows)]), self._pad)
 
 
-def word_tokenizer(tasks: Iterable[str]) -> Tokenizer:
+def new_tokenizer(tasks: Iterable[str]) -> Tokenizer:
     """Return a tokenizer for a model with random weights: the words of these tasks."""
     split = pre_tokenizers.Sequence([pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("\n", "isolated")])
-    words = words_of([ended(task) for task in tasks], split)
-    return word_level(list(dict.fromkeys([UNKNOWN, PAD, "\n", *words])), split)
+    return word_tokenizer([UNKNOWN, PAD, "\n"], map(ended, tasks), split)

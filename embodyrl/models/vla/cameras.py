@@ -75,6 +75,14 @@ def check_there(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
+def check_images_shown(chosen: Sequence[str], config: Config, images: Sequence[str]) -> Iterator[ConfigIssue]:
+    """Yield an issue if `chosen`, the `model.cameras` of a model with a checkpoint, do not show its `images`."""
+    try:
+        choose_cameras(chosen, config.env.cameras, images)
+    except PolicyError as error:
+        yield ConfigIssue("model.cameras", str(error))
+
+
 def check_chosen(chosen: Sequence[str], config: Config) -> Iterator[ConfigIssue]:
     """Yield issues if `chosen`, the `model.cameras` of a model that can do without an image, do not exist or leave
     none."""

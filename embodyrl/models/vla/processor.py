@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention, conversion, from_simulator, to_simulator
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.lerobot import Scale
 from embodyrl.models.policy import check_tensor
+from embodyrl.models.vla.cameras import Cameras
 from embodyrl.screen import counted
 
 # --------------------------------------------------------------------------------------------------------- observations
@@ -38,6 +41,18 @@ def check_images(given: Tensor | None, count: int) -> Tensor:
     return images
 
 
+def shown_images(given: Tensor | None, cameras: Cameras | None) -> Tensor:
+    """Return the images `[B, V, H, W, 3]` that a network reads, in its order; see `check_images`.
+
+    Args:
+        given: the observation's images.
+        cameras: the simulator's cameras that show them; None: all, in their order.
+    """
+    if cameras is None:
+        return check_images(given, 0 if given is None else given.shape[1])
+    return check_images(given, len(cameras.used))[:, cameras.order]
+
+
 def read_state(proprio: Tensor | None, size: int, device: torch.device) -> Tensor:
     """Return the robot's state of an observation as float32 `[B, S]`.
 
@@ -59,41 +74,41 @@ def read_state(proprio: Tensor | None, size: int, device: torch.device) -> Tenso
 
 
 class Normalizer(nn.Module):
-    """Normalizes numbers of a data set to `(x - centre) / half_width`, and back. Constant entries (width 0) become 0.
-    Nothing is clipped.
+    """Normalises numbers of a data set, and back. Nothing is clipped; numbers without a width (divisor 0) become 0.
 
     Args:
-        centre: `[D]`.
-        half_width: `[D]`.
+        scale: of the `D` numbers, which are the last dimension.
     """
 
-    centre: Tensor
-    half_width: Tensor
+    origin: Tensor
+    divisor: Tensor
+    factor: Tensor
 
-    def __init__(self, centre: Tensor, half_width: Tensor) -> None:
+    def __init__(self, scale: Scale) -> None:
         super().__init__()
-        self.register_buffer("centre", centre.float(), persistent=False)
-        self.register_buffer("half_width", half_width.float(), persistent=False)
+        divisor = np.where(scale.divisor == 0, np.inf, scale.divisor)
+        for name, numbers in (("origin", scale.origin), ("divisor", divisor), ("factor", scale.factor)):
+            self.register_buffer(name, torch.tensor(numbers, dtype=torch.float32), persistent=False)
+        self.shift = scale.shift
 
     def __len__(self) -> int:
-        return len(self.centre)
+        return len(self.origin)
 
     def normalize(self, numbers: Tensor) -> Tensor:
-        """Normalize numbers `[..., D]` of the data set."""
-        still = self.half_width == 0
-        return ((numbers - self.centre) / self.half_width.masked_fill(still, 1.0)).masked_fill(still, 0.0)
+        """Normalise numbers `[..., D]` of the data set."""
+        return (numbers - self.origin) / self.divisor - self.shift
 
     def unnormalize(self, numbers: Tensor) -> Tensor:
         """Convert the network's numbers `[..., D]` to those of the data set."""
-        return numbers * self.half_width + self.centre
+        return (numbers + self.shift) * self.factor + self.origin
 
 
 class SimulatorUnits(nn.Module):
-    """Converts unnormalized actions to the simulator's convention, and back.
+    """Converts unnormalized actions to the simulator's convention, and back; without a simulator they stay as they are.
 
     Args:
         convention: meaning of the numbers of the policy's actions.
-        simulator: spec of the simulator.
+        simulator: spec of the simulator; None: there is none.
         action_dim: numbers in an action of the policy.
         remedy: end of the message if the simulator's actions have another size.
 
@@ -101,8 +116,13 @@ class SimulatorUnits(nn.Module):
         PolicyError: the simulator's actions have another size.
     """
 
-    def __init__(self, convention: ActionConvention, simulator: SimulatorSpec, action_dim: int, remedy: str) -> None:
+    def __init__(
+        self, convention: ActionConvention, simulator: SimulatorSpec | None, action_dim: int, remedy: str
+    ) -> None:
         super().__init__()
+        self.converts = simulator is not None
+        if simulator is None:
+            return
         if action_dim != simulator.action_dim:
             raise PolicyError(
                 f"an action of the model has {action_dim} numbers, the simulator takes {simulator.action_dim}: {remedy}"
@@ -113,8 +133,8 @@ class SimulatorUnits(nn.Module):
 
     def forward(self, actions: Tensor) -> Tensor:
         """Return actions `[..., D]` in the simulator's convention."""
-        return to_simulator(actions, self)
+        return to_simulator(actions, self) if self.converts else actions
 
     def inverse(self, actions: Tensor) -> Tensor:
         """Return actions `[..., D]` in the policy's convention."""
-        return from_simulator(actions, self)
+        return from_simulator(actions, self) if self.converts else actions

@@ -1,14 +1,15 @@
-"""Parts of checkpoints beside the weights, shared by several models: files and statistics. Imports no torch."""
+"""What a checkpoint's folder holds beside the weights: its files, what config.json may state, statistics. Imports no
+torch, so that a config can be checked against its checkpoint before anything starts."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from safetensors import SafetensorError
 from safetensors.numpy import load
@@ -17,9 +18,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import is_discrete
 from embodyrl.errors import did_you_mean
 from embodyrl.models.errors import PolicyError
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from embodyrl.models.saved import PUBLISHED
 
 CONFIG = "config.json"
 
@@ -40,6 +39,17 @@ MOST = (
 MOST_OF_OTHERS = 2**24
 
 
+def wrong(where: str, found: object, expected: str, *, shown: int | None = 60) -> PolicyError:
+    """Return the error for what is at a place of a file instead of what was expected; the first `shown` characters are
+    shown, None: all."""
+    return PolicyError(f"{where} is {repr(found)[:shown]}, {expected} was expected", "download it again")
+
+
+def damaged(where: str, found: object, expected: str) -> PolicyError:
+    """Return the error for an entry of config.json; see `wrong`."""
+    return wrong(f"{CONFIG}: {where}", found, expected, shown=None)
+
+
 def check_whole(found: object, where: str, *, least: int = 1, file: str = CONFIG) -> int:
     """Return a whole number of a checkpoint's file.
 
@@ -54,11 +64,9 @@ def check_whole(found: object, where: str, *, least: int = 1, file: str = CONFIG
     """
     most = next((most for part, most in MOST if part in where.rpartition(".")[2]), MOST_OF_OTHERS)
     if isinstance(found, bool) or not isinstance(found, int) or found < least:
-        raise PolicyError(
-            f"{file}: {where} is {found!r:.60}, a whole number from {least} on was expected", "download it again"
-        )
+        raise wrong(f"{file}: {where}", found, f"a whole number from {least} on")
     if found > most:
-        raise PolicyError(f"{file}: {where} is {found}, at most {most} was expected", "download it again")
+        raise wrong(f"{file}: {where}", found, f"at most {most}")
     return found
 
 
@@ -76,10 +84,7 @@ def check_real(found: object, where: str, *, above: float = -math.inf, below: fl
         PolicyError: it is something else, or outside of these ends.
     """
     if isinstance(found, bool) or not isinstance(found, int | float) or not above < found < below:
-        raise PolicyError(
-            f"{file}: {where} is {found!r:.60}, a number above {above:g} and below {below:g} was expected",
-            "download it again",
-        )
+        raise wrong(f"{file}: {where}", found, f"a number above {above:g} and below {below:g}")
     return float(found)
 
 
@@ -95,49 +100,93 @@ def described_by(file: str) -> Iterator[None]:
         raise PolicyError(f"{file} describes no model that can be built ({why:.200})", "download it again") from error
 
 
-def read_tokenizer(content: bytes, name: str) -> Tokenizer:
-    """Return the tokenizer in a tokenizer.json.
-
-    Args:
-        content: contents of the file.
-        name: name of the file, for messages.
-
-    Raises:
-        PolicyError: the file is damaged.
-    """
-    from tokenizers import Tokenizer  # configs are checked where the package is not installed
-
-    try:
-        tokenizer = Tokenizer.from_str(content.decode())
-        tokenizer.encode("pick up")
-    except (MemoryError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the package raises what is no Exception where its own code fails
-        raise PolicyError(f"{name} cannot be read ({error!s:.200})", "download it again") from error
-    return tokenizer
-
-
 # ---------------------------------------------------------------------------------------------------------------- files
 
 
-@dataclass(frozen=True, kw_only=True)
-class FilesBesideWeights:
-    """Files of a checkpoint's folder, except the weights."""
+def as_json(content: object) -> bytes:
+    """Return the contents of a JSON file as they are written here."""
+    return (json.dumps(content, indent=2) + "\n").encode()
 
-    config: Mapping[str, Any]
-    """config.json."""
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFolder:
+    """Files of a checkpoint's folder, except the weights. A family says how they are read, and what they are for random
+    weights and for the published size."""
+
     companions: Mapping[str, bytes]
-    """Contents of the other files by path within the folder; `write` writes them unchanged."""
+    """Contents by path within the folder; `write` writes them unchanged."""
+
+    @classmethod
+    def of(cls, config: Any, simulator: SimulatorSpec | None, chunk_size: int) -> Self:
+        """Return the files that a model is built from: those of its checkpoint, or new ones.
+
+        Args:
+            config: the model's options.
+            simulator: the simulator's spec; None: not known.
+            chunk_size: actions per chunk.
+
+        Raises:
+            PolicyError: a file is missing or damaged, or a model without a checkpoint has no simulator with continuous
+                actions.
+        """
+        if config.checkpoint == PUBLISHED:
+            return cls.published(config)
+        if config.checkpoint is not None:
+            files = cls.read(config)
+        else:
+            files = cls.scratch(config, simulator_to_start_in(simulator), chunk_size)
+        named: str | None = getattr(config, "statistics", None)
+        return files if named is None else files.with_statistics(named)
+
+    @classmethod
+    def read(cls, config: Any) -> Self:
+        """Read the folder `config.checkpoint`, with its own statistics.
+
+        Raises:
+            PolicyError: it is not the folder of such a checkpoint.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def scratch(cls, config: Any, simulator: SimulatorSpec, chunk_size: int) -> Self:
+        """Return the files of a model with random weights. Its vocabulary is that of the simulator's task descriptions,
+        its horizon is one chunk, and its ranges are the simulator's."""
+        raise NotImplementedError
+
+    @classmethod
+    def published(cls, config: Any) -> Self:
+        """Return the files of a model of the published size."""
+        raise NotImplementedError
+
+    def with_statistics(self, path: str) -> Self:
+        """Return a copy with the statistics of another file.
+
+        Raises:
+            PolicyError: the file does not exist, is of another kind, or is damaged.
+        """
+        raise NotImplementedError
+
+    def contents(self) -> Mapping[str, bytes]:
+        """Return all that `write` writes, by path within the folder."""
+        return self.companions
 
     def write(self, folder: Path) -> None:
         """Write all of it into an existing folder."""
-        (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n")
-        for path, content in self.companions.items():
+        for path, content in self.contents().items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
 
 
-# ----------------------------------------------------------------------------------------- models without checkpoint
+@dataclass(frozen=True, kw_only=True)
+class ConfiguredFolder(CheckpointFolder):
+    """A folder whose config.json is kept as what it says."""
+
+    config: Mapping[str, Any]
+    """config.json."""
+
+    def contents(self) -> Mapping[str, bytes]:
+        """See `CheckpointFolder.contents`."""
+        return {CONFIG: as_json(self.config), **self.companions}
 
 
 def simulator_to_start_in(simulator: SimulatorSpec | None) -> SimulatorSpec:
@@ -162,6 +211,24 @@ def first_not_finite(numbers: Sequence[Any]) -> int | None:
         if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
             return place
     return None
+
+
+def finite_numbers(found: Any, where: str, error: Callable[[str, object, str], PolicyError] = wrong) -> list[float]:
+    """Return a JSON list of finite numbers.
+
+    Args:
+        found: what is there.
+        where: its place, for messages.
+        error: makes the error of a place, what is there and what was expected.
+
+    Raises:
+        PolicyError: it is something else.
+    """
+    if not isinstance(found, list):
+        raise error(where, found, "a list of numbers")
+    if (place := first_not_finite(found)) is not None:
+        raise error(f"{where}[{place}]", found[place], "a finite number")
+    return found
 
 
 def impossible(names: tuple[str, ...], first: Sequence[float], second: Sequence[float]) -> str | None:
