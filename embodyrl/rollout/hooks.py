@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.envs.conventions import unit_range
 
 if TYPE_CHECKING:
+    import torch
+
     from embodyrl.rollout.episodes import EpisodeTracker
 
 
@@ -62,6 +63,8 @@ class ExplorationNoise:
 
     def decide(self, decision: Decision) -> dict[str, NDArray[Any]]:
         """See `ActionHook`; random actions stay."""
+        import torch  # here, since a session is opened without it
+
         actions = decision.actions
         if not decision.random:
             drawn = torch.randn(actions.shape, generator=decision.noise, device=decision.noise.device)

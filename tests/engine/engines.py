@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from learning import LearningEngine, learning_engine
 from tensordict import TensorDict
+
+sys.path.append(str(Path(__file__).parents[1]))  # where `learning` is
+
+from learning import LearningEngine, learning_engine
 
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import Device, EngineConfig, LossConfig, OptimizerConfig

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from embodyrl.cli.main import main
-from embodyrl.engine.hybrid import HybridEngine
+from embodyrl.methods.on_policy.learner import OnPolicyLearner
 from embodyrl.rollout.collector import Collector
 
 
@@ -42,7 +42,7 @@ def fail_at(number: int, kind: type, method: str, how: str) -> None:
 
 where, how, *sys.argv[1:] = sys.argv[1:]
 if where == "learn":
-    fail_at(3, HybridEngine, "update", how)
+    fail_at(3, OnPolicyLearner, "update", how)
 else:
     fail_at(60, Collector, "_receive", how)  # of the 25 chunks that each of them receives, amid the third rollout
 main()

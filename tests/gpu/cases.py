@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from learning import LearningEngine, learning_engine
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from standin import events
 from tensordict import TensorDict
 from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[1]))  # where `learning` is
+
+from learning import LearningEngine, learning_engine
 
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import EngineConfig, Level, ModelConfig

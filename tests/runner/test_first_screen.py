@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embodyrl.config import load_config
-from embodyrl.runner.session import algorithm, placement
+from embodyrl.runner.session import placement
 
 ON_CPU = ["engine.device=cpu", "env.num_envs=32", "env.workers=8"]
 
@@ -49,4 +49,5 @@ def test_it_names_ranks_rollout_workers_and_simulators(words: list[str], said: s
     ],
 )
 def test_it_counts_in_the_singular_and_in_the_plural(name: str, words: list[str], said: str) -> None:
-    assert said in algorithm(load_config(f"experiment/{name}", words).config)
+    config = load_config(f"experiment/{name}", words).config
+    assert said in config.algorithm.describe(config)
