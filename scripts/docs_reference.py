@@ -42,37 +42,33 @@ def settings_page() -> str:
         "groups and the command line are combined: [configuration](../configuration.md).",
         "",
     ]
-    chosen: dict[str, Registry[Any]] = {}
-    lines += _section(Config, "", chosen)
+    lines += _section(Config, "")
     lines += ["# Options of components", "", "A component's options stand in the section that chooses it.", ""]
     for where, title in OF_COMPONENTS.items():
-        lines += _components(where, title, chosen[where])
+        lines += _components(where, title)
     return "\n".join(lines)
 
 
-def _section(section: type, where: str, chosen: dict[str, Registry[Any]]) -> Iterator[str]:
-    """Yield a section's heading, its table, and the same for the sections in it. `chosen` collects registries."""
+def _section(section: type, where: str) -> Iterator[str]:
+    """Yield a section's heading, its table, and the same for the sections in it."""
     settings, docs = fields.settings_of(section), fields.docs_of(section)
     if where:
         yield from (f"## `{where}` {{ #{where} }}", "", inspect.cleandoc(section.__doc__ or "").replace("\n", " "), "")
-    registry = fields.registry_of(section)
-    if registry is not None:
-        chosen[where] = registry
     values = [setting for setting in settings.values() if setting.section is None]
     if not where:
         yield from ("## The top level { #top }", "")
     yield from _table(values, docs, where)
     for setting in settings.values():
         if setting.section is not None:
-            yield from _section(setting.section, f"{where}.{setting.name}".lstrip("."), chosen)
+            yield from _section(setting.section, f"{where}.{setting.name}".lstrip("."))
 
 
-def _components(where: str, title: str, registry: Registry[Any]) -> Iterator[str]:
+def _components(where: str, title: str) -> Iterator[str]:
     """Yield the options of every component that the section `where` can choose."""
     yield from (f"## {title} (`{where}`)", "")
     base = _class_at(where)
     common = fields.settings_of(base)
-    for entry in registry.entries():
+    for entry in registry_at(where).entries():
         yield from (f"### `{where}.name: {entry.name}` {{ #{where}-{entry.name} }}", "", f"{entry.summary}.", "")
         options = options_at(where, entry.name)
         own = {name: each for name, each in fields.settings_of(options).items() if _is_own(each, common.get(name))}
@@ -113,9 +109,13 @@ def registry_at(where: str) -> Registry[Any]:
 
 
 def _class_at(where: str) -> type:
+    """Return the class of the section `where`, which a component may have among its options."""
     section: type = Config
     for name in where.split("."):
-        found = fields.settings_of(section)[name].section
+        registry = fields.registry_of(section)
+        chosen = [fields.class_at(section, {"name": entry.name}) for entry in registry.entries()] if registry else []
+        having = (fields.settings_of(each).get(name) for each in (section, *chosen))
+        found = next((setting.section for setting in having if setting is not None), None)
         assert found is not None, where
         section = found
     return section

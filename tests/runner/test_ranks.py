@@ -32,7 +32,9 @@ def test_imitation_goes_on_with_more_ranks_on_the_same_curve(small_runs: Runs, t
 
     write_pendulum(tmp_path / "demos")
     settings = ["algorithm=sft", f"data.path={tmp_path / 'demos'}", "data.batch_size=31", "data.steps=5"]
-    one = small_runs.fresh(tmp_path / "one", *settings, "run.iterations=4", "run.save_every=2", "env.workers=2")
+    shared = [word for word in small_runs.settings if not word.startswith("algorithm.")]
+    runs = Runs(tmp_path / "imitation", small_runs.config, shared)
+    one = runs.fresh(tmp_path / "one", *settings, "run.iterations=4", "run.save_every=2", "env.workers=2")
     assert one.metrics()[-1]["train/loss"] < 0.9 * one.metrics()[1]["train/loss"]
     more = copy_of(one, tmp_path / "more", 2)
     assert_alike(one, resumed(more, "engine.parallel.world_size=2", "engine.parallel.backend=none"))

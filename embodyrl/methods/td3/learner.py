@@ -75,7 +75,7 @@ class TwinDelayed(CriticLearner):
         if not self._is_actors_turn():
             return
         super().follow()
-        own, copies = [*self.policy.parameters()], [*self.target_policy.parameters()]
+        own, copies = tuple(self.policy.parameters()), tuple(self.target_policy.parameters())
         with torch.no_grad():
             torch._foreach_lerp_(copies, own, self._sizes.tau)
 
