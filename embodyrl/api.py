@@ -28,7 +28,7 @@ from embodyrl.errors import RunError, UserError, did_you_mean, is_debugging, wit
 from embodyrl.hub import Kind, fetch, is_hub_name, parse
 from embodyrl.models.saved import from_own_folder
 from embodyrl.registry import PYAV
-from embodyrl.runner.build import Host, build_acting, open_simulators, settings_of_torch_kept
+from embodyrl.runner.build import ProgramInfo, SpecOnly, build_acting, open_simulators, settings_of_torch_kept
 from embodyrl.runner.callbacks import check_callbacks
 from embodyrl.runner.checkpoint import MANIFEST, POLICY, Manifest, Needs, find, to_act, to_verify
 from embodyrl.runner.rundir import SOURCES, read_config, read_saved, refuse_other_than_run
@@ -766,8 +766,8 @@ def _seeds(seeds: int | Sequence[int] | None) -> Seeds:
     return tuple(map(str, seeds))
 
 
-def _host(progress: bool, rows: Rows | None = None, callbacks: Sequence[object] = ()) -> Host:
-    return Host(progress=progress, rows=rows, callbacks=callbacks, leave=raise_interrupt)
+def _host(progress: bool, rows: Rows | None = None, callbacks: Sequence[object] = ()) -> ProgramInfo:
+    return ProgramInfo(progress=progress, rows=rows, callbacks=callbacks, leave=raise_interrupt)
 
 
 def _run(ending: Ending, rows: Rows) -> Run:
@@ -845,14 +845,7 @@ def _load(loaded: LoadedConfig, weights: Path | None, place: str | Path, spec: S
         with tempfile.TemporaryDirectory() as logs, open_simulators(single, Path(logs)) as manager:
             spec = manager.spec
     with settings_of_torch_kept():
-        return LoadedPolicy(loaded.config, build_acting(loaded.config, Offered(spec), weights), spec)
-
-
-@dataclasses.dataclass(frozen=True)
-class Offered:
-    """The spec of simulators that need not run any more."""
-
-    spec: SimulatorSpec
+        return LoadedPolicy(loaded.config, build_acting(loaded.config, SpecOnly(spec), weights), spec)
 
 
 def _environment(config: ConfigSource, overrides: list[str], trust: bool) -> LoadedConfig:

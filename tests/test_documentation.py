@@ -26,7 +26,7 @@ from embodyrl.cli.collect import not_needed
 from embodyrl.config import ConfigError, ConfigUse, LoadedConfig, list_experiments, load_config, to_plain
 from embodyrl.config.fields import all_paths, defaults_below, find_setting, settings_of
 from embodyrl.config.files import builtin_folder
-from embodyrl.config.issues import LackingHere
+from embodyrl.config.issues import MissingDependency
 from embodyrl.config.renames import OPTIONS, SETTINGS
 from embodyrl.config.schema import Config
 from embodyrl.evaluation.protocols import find as find_protocol
@@ -205,7 +205,7 @@ def refusal(call: Callable[[], object]) -> str | None:
     try:
         call()
     except ConfigError as error:
-        faults = [str(fault) for fault in error.faults if not isinstance(fault, LackingHere)]
+        faults = [str(fault) for fault in error.faults if not isinstance(fault, MissingDependency)]
         return "; ".join(faults) or None
     except Exception as error:  # of whatever reads arguments
         return str(getattr(error, "message", error))

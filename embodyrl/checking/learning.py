@@ -22,7 +22,7 @@ from embodyrl.registry import (
     SIMULATORS,
     SupportedModel,
 )
-from embodyrl.runner.build import Elsewhere, Host, build_acting, settings_of_torch_kept
+from embodyrl.runner.build import ProgramInfo, SpecOnly, build_acting, settings_of_torch_kept
 from embodyrl.runner.checkpoint import POLICY, verify
 from embodyrl.runner.reproduction import LOCK_FILE, Lock, outputs_of
 from embodyrl.runner.session import Ending, start
@@ -118,7 +118,7 @@ class LearningBench(Bench):
         """The smallest run."""
         if self.loaded.config.algorithm.needs(self.loaded.config).alone:
             raise DoesNotApply("it learns no policy")
-        return start(self.loaded, Host(progress=False, leave=raise_interrupt))
+        return start(self.loaded, ProgramInfo(progress=False, leave=raise_interrupt))
 
     @property
     def checkpoint(self) -> Path:
@@ -166,7 +166,7 @@ def checkpoint_loads(bench: LearningBench) -> None:
     lock = Lock.load(place / LOCK_FILE)
     assert bench.ending.spec is not None
     with settings_of_torch_kept():
-        engine = build_acting(bench.loaded.config, Elsewhere(bench.ending.spec), place / POLICY)
+        engine = build_acting(bench.loaded.config, SpecOnly(bench.ending.spec), place / POLICY)
         found = outputs_of(engine, lock.inputs)
     for name, wanted in lock.outputs.items():
         if not torch.allclose(found[name], wanted, atol=TOLERANCE, rtol=TOLERANCE):

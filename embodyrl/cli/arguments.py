@@ -32,7 +32,7 @@ ConfigArguments = Annotated[
 ]
 
 
-Elsewhere = Annotated[
+SpecOnly = Annotated[
     bool,
     typer.Option("--elsewhere", help="It will run on another machine: what this one lacks is no fault."),
 ]

@@ -14,9 +14,9 @@ import typer
 from embodyrl.cli.arguments import (
     AtOnce,
     ConfigArguments,
-    Elsewhere,
     ImageFormat,
     Keep,
+    SpecOnly,
     Trust,
     check_words,
     split_arguments,
@@ -396,7 +396,7 @@ def report(
 
 
 @app.command()
-def validate(words: ConfigArguments = None, elsewhere: Elsewhere = False, trust: Trust = False) -> None:
+def validate(words: ConfigArguments = None, elsewhere: SpecOnly = False, trust: Trust = False) -> None:
     """Check a config completely and start nothing."""
     from embodyrl.config import ConfigUse, load_config
     from embodyrl.config.rules import checkpoint_notes, weights_to_name
@@ -453,7 +453,7 @@ def swap(
         ),
     ],
     write: Annotated[bool, typer.Option("--write", help="Write the file without a question.")] = False,
-    elsewhere: Elsewhere = False,
+    elsewhere: SpecOnly = False,
 ) -> None:
     """Choose another algorithm, model or simulator in a file, and adjust dependent settings."""
     from embodyrl.cli import swap as swapping
@@ -488,7 +488,7 @@ def plan(
         bool,
         typer.Option("--start", help="Start one simulator process to measure its memory and read its spec."),
     ] = False,
-    elsewhere: Elsewhere = False,
+    elsewhere: SpecOnly = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
     trust: Trust = False,
 ) -> None:

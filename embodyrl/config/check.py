@@ -22,7 +22,7 @@ from embodyrl.config.fields import (
     settings_of,
 )
 from embodyrl.config.files import UNREADABLE, list_options, usual_option
-from embodyrl.config.issues import ConfigIssue, KeyPath, LackingHere, Location, dotted
+from embodyrl.config.issues import ConfigIssue, KeyPath, Location, MissingDependency, dotted
 from embodyrl.config.renames import PEERS, new_name_of, peers_words, renamed_below, renamed_component
 from embodyrl.config.values import MISSING, WITHOUT_CONTROLS, check_value, is_missing, keys, nested, show
 from embodyrl.errors import has_controls, near_match, without_controls
@@ -260,7 +260,7 @@ class _Checker:
             modules = [repr(requirement.module) for requirement in missing if requirement.install == install]
             needed = f"the package{'s' if len(modules) > 1 else ''} {', '.join(modules)}"
             message = f"{registry.kind} {name!r} is not installed (it needs {needed})"
-            self.fault(path, message, install, kind=LackingHere)
+            self.fault(path, message, install, kind=MissingDependency)
 
 
 def _bare(value: Any) -> str:

@@ -87,7 +87,7 @@ class ConfigIssue:
         return f"{place}{self.message}{f' - {self.hint}' if self.hint else ''}"
 
 
-class LackingHere(ConfigIssue):
+class MissingDependency(ConfigIssue):
     """Something that this machine lacks, a package or a folder: no fault of a config for another machine."""
 
 

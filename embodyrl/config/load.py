@@ -24,7 +24,7 @@ from embodyrl.config.issues import (
     ConfigError,
     ConfigIssue,
     KeyPath,
-    LackingHere,
+    MissingDependency,
     dotted,
     in_reading_order,
 )
@@ -254,7 +254,7 @@ def _finish(
         names = ", ".join(map(dotted, left_out))
         notes.append(f"left out, because algorithm {config.algorithm.name!r} has no such settings: {names}")
     if use is ConfigUse.elsewhere:
-        lacking = [each for each in faults if isinstance(each, LackingHere)]
+        lacking = [each for each in faults if isinstance(each, MissingDependency)]
         faults = [each for each in faults if each not in lacking]
         notes += [f"unchecked until the run: {each.message}" for each in lacking]
         notes += [f"unchecked until the run: {each.message}" for each in simulator_runs_here(config)]

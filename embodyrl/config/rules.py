@@ -137,9 +137,9 @@ def needs_of_all(config: Config) -> Mapping[str, Needs]:
     return found
 
 
-def of_newest_rollouts(config: Config) -> str:
-    """Return the methods that learn from their newest rollout, as text; in front the one that needs neither groups nor
-    whole episodes, because it has a critic."""
+def on_policy_algorithms(config: Config) -> str:
+    """Return the on-policy algorithms as text: first the one with a critic, which needs neither groups nor whole
+    episodes."""
     able = [name for name, needs in needs_of_all(config).items() if needs.learns is Learns.likelihood]
     entries = [ALGORITHMS.entry(name) for name in able if not ALGORITHMS.entry(name).demonstrations]
     first, *others = [each.name for each in sorted(entries, key=lambda each: not each.critic)]

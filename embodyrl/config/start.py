@@ -15,7 +15,7 @@ import yaml
 
 from embodyrl.config.fields import settings_of
 from embodyrl.config.files import PlainLoader, builtin_folder, group_settings, list_experiments
-from embodyrl.config.issues import ConfigError, ConfigIssue, LackingHere
+from embodyrl.config.issues import ConfigError, ConfigIssue, MissingDependency
 from embodyrl.config.load import load_config
 from embodyrl.config.rules import ConfigUse, fact
 from embodyrl.config.schema import AlgorithmConfig, RewardConfig, RolloutConfig
@@ -89,7 +89,7 @@ def _faults_of_actions(file: Path, env: str) -> Sequence[ConfigIssue]:
     try:
         load_config(file, use=ConfigUse.check)
     except ConfigError as error:
-        return [each for each in error.faults if not isinstance(each, LackingHere)]
+        return [each for each in error.faults if not isinstance(each, MissingDependency)]
     return ()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from embodyrl.config.issues import ConfigIssue, LackingHere
+from embodyrl.config.issues import ConfigIssue, MissingDependency
 from embodyrl.config.rules import (
     action_dim,
     control_frequency,
@@ -44,7 +44,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
         yield from fitting
         wrong = {} if fitting else _not_finite(config)
     except DatasetError as error:
-        kind = ConfigIssue if Path(path).exists() else LackingHere
+        kind = ConfigIssue if Path(path).exists() else MissingDependency
         yield kind("data.path", error.message, error.remedy)
         return
     for column, episodes in wrong.items():

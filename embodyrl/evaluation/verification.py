@@ -32,7 +32,7 @@ from embodyrl.envs.states import StateError, simulator_versions
 from embodyrl.evaluation.statistics import Pairs
 from embodyrl.models.policy import Inputs
 from embodyrl.placement.launcher import RemoteError
-from embodyrl.rollout.watching import Moment, Seen, Watched, arrays_of
+from embodyrl.rollout.watching import Moment, RecordedStart, StartRecorder, arrays_of
 from embodyrl.runner.build import build_acting, open_simulators, settings_of_torch_kept
 from embodyrl.runner.evaluation import EpisodeRecord, Evaluation, evaluate, evaluation_noise, held_out_episodes
 from embodyrl.runner.reproduction import (
@@ -250,7 +250,7 @@ def write(loaded: LoadedConfig, weights: Path | None, path: Path, iteration: int
         open_simulators(loaded, Path(logs)) as manager,
         settings_of_torch_kept(),
     ):
-        engine, watched = build_acting(config, manager, weights), Watched(manager)
+        engine, watched = build_acting(config, manager, weights), StartRecorder(manager)
         result = evaluate(
             watched,
             engine,
@@ -330,9 +330,9 @@ def _weights_of_same_model(lock: Lock, path: Path, engine: HybridEngine) -> dict
     return found
 
 
-def _play_again(seen: Seen, manager: EnvManager) -> tuple[Seen, Mapping[str, str]]:
+def _play_again(seen: RecordedStart, manager: EnvManager) -> tuple[RecordedStart, Mapping[str, str]]:
     """Execute the recorded actions from the recorded episode's start; returns what is seen now."""
-    watched, slots = Watched(manager), [0]
+    watched, slots = StartRecorder(manager), [0]
     watched.reset(slots, [seen.episode])
     for chunk in seen.actions:
         if watched.step(slots, chunk[None]).ended[0]:
@@ -375,7 +375,7 @@ def compare_packages(changes: Sequence[Change]) -> Layer:
     return Layer(name=PACKAGES, state=State.differs, text="; ".join(map(str, changes)))
 
 
-def compare_physics(before: Seen, now: Seen) -> Layer:
+def compare_physics(before: RecordedStart, now: RecordedStart) -> Layer:
     """Compare what the same actions led to."""
     if now.steps != before.steps:
         text = f"the episode ended after {now.steps} steps instead of {before.steps}"
@@ -438,7 +438,7 @@ def _state(distance: float, rounding: float) -> State:
     return State.rounding if distance <= rounding else State.differs
 
 
-def compare_rendering(before: Seen, now: Seen, manager: EnvManager, physics: Layer) -> Layer:
+def compare_rendering(before: RecordedStart, now: RecordedStart, manager: EnvManager, physics: Layer) -> Layer:
     """Compare images of the recorded states, or where these cannot be set, of the same actions."""
     if before.moments[0].observation.images is None:
         return Layer(name=RENDERING, state=State.absent, text="no cameras")
@@ -473,7 +473,9 @@ def compare_rendering(before: Seen, now: Seen, manager: EnvManager, physics: Lay
     return Layer(name=RENDERING, state=state, text=what + far, numbers=numbers)
 
 
-def _images_now(before: Seen, now: Seen, manager: EnvManager) -> tuple[list[NDArray[np.uint8] | None] | None, bool]:
+def _images_now(
+    before: RecordedStart, now: RecordedStart, manager: EnvManager
+) -> tuple[list[NDArray[np.uint8] | None] | None, bool]:
     """Return what the simulator shows of the recorded states, and True; None and False if it sets none of them."""
     if any(moment.state is None for moment in before.moments):
         return None, False

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.models.build import load_policy
-from embodyrl.models.judging import ClassifierFacts, Seen
+from embodyrl.models.judging import ClassifierFacts, ClassifierInput
 from embodyrl.models.policy import Policy, PolicyObservation
 
 ANSWER = ActionField(name="answer", meaning="discrete", unit="1", low=(0.0,), high=(1.0,))
 """1: solved."""
 
 
-def spec_of_answers(seen: Seen) -> SimulatorSpec:
+def spec_of_answers(seen: ClassifierInput) -> SimulatorSpec:
     """Return the spec of a simulator whose actions are answers; a model is built for it."""
     return SimulatorSpec(
         tasks={},

@@ -20,7 +20,7 @@ FACTS_FILE = "classifier.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ClassifierInput:
     """Inputs of a classifier."""
 
     state_dim: int
@@ -38,7 +38,7 @@ class ClassifierFacts:
 
     model: str
     """Name of the model that it is an instance of."""
-    seen: Seen
+    seen: ClassifierInput
     tasks: tuple[str, ...]
     """Those of the demonstrations that it was learned from."""
     held_out: dict[str, Any]
@@ -67,7 +67,7 @@ class ClassifierFacts:
             seen = found["seen"]
             return cls(
                 model=str(found["model"]),
-                seen=Seen(
+                seen=ClassifierInput(
                     state_dim=int(seen["state_dim"]),
                     cameras=tuple(seen["cameras"]),
                     image_size=(int(seen["image_size"][0]), int(seen["image_size"][1])),

@@ -171,11 +171,13 @@ class Pipeline:
         Raises:
             StageError: a stage leaves out a column that it declares to write.
         """
+        # Errors are not translated here: only a note is added, so that a debugger stops at what failed.
         for stage in self.stages:
             if stage.when is not None and not stage.when(iteration):
                 continue
             start = time.perf_counter()
             try:
+                # Images that other ranks hold come only for the stages that declare them.
                 with _large_columns(iteration, stage):
                     stage.load()(iteration)
                 if missing := list(_missing(iteration.batch, certain(stage.writes))):
@@ -200,6 +202,7 @@ class Pipeline:
         edges: dict[tuple[str, str], list[str]] = {}
         last: dict[str, str] = {}
         for before, stage in zip((None, *self.stages), self.stages, strict=False):
+            # An edge starts where the column was changed last, not where it was first written.
             for column in stage.inputs:
                 if column in last:
                     edges.setdefault((last[column], stage.name), []).append(column)
@@ -308,6 +311,7 @@ def build_pipeline(config: Config) -> Pipeline:
     changes = config.pipeline
     stages = _of_function(config) if changes.function else list(ALGORITHMS.load(config.algorithm.name)(config))
     unknown = list(_unknown_names(config, stages))
+    # In this order: what was dropped cannot be replaced, and a new stage finds its place among those that are left.
     stages = [stage for stage in stages if stage.name not in changes.drop]
     stages = [Stage(each.name, changes.replace[each.name]) if each.name in changes.replace else each for each in stages]
     misplaced = [issue for number in range(len(changes.insert)) for issue in _insert(stages, number, changes.insert)]
@@ -379,6 +383,7 @@ def _insert(stages: list[Stage], number: int, insertions: Sequence[InsertedStage
         names = ", ".join(stage.name for stage in stages)
         yield ConfigIssue((f"pipeline.insert.{number}",), message, f"the others run in the order {names}")
     columns = set(_declared(Stage(inserted.name, inserted.stage)).inputs) - set(RESOURCES)
+    # Columns of the batch tell the place better than resources, which nearly every stage uses.
     behind = [place + 1 for place, stage in enumerate(stages) if columns & set(_declared(stage).outputs)]
     wanted = max(behind, default=low or high)
     stages.insert(max(low, min(wanted, high)), Stage(inserted.name, inserted.stage))

@@ -20,10 +20,10 @@ from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import Simulators, StepResult
 from embodyrl.models.policy import ActOutput
 from embodyrl.rollout.batch import TrajectoryBatch
-from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinishedEpisode, Following, Rollout
+from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinalObservations, FinishedEpisode, Rollout
 from embodyrl.rollout.hooks import ActionHook, Decision, ExplorationNoise
 from embodyrl.rollout.interventions import Interventions
-from embodyrl.rollout.judging import Judge
+from embodyrl.rollout.judging import ClassifierReward
 from embodyrl.screen import task
 from embodyrl.tracking.clock import Phase
 
@@ -99,7 +99,7 @@ class Collector:
         env, rollout: their config.
         critic: keep the critic's values in the batch.
         images: keep the images in the batch.
-        following: keep the observations that are in no row, see `Following`.
+        following: keep the observations that are in no row, see `FinalObservations`.
         seed: the run's seed.
         first_slot: number in the run of this process's slot 0.
         slots: of the run; None: only those of this process.
@@ -125,7 +125,7 @@ class Collector:
         expert: Demonstrator | None = None,
         intervene: InterveneConfig | None = None,
         exploration: float = 0.0,
-        judge: Judge | None = None,
+        judge: ClassifierReward | None = None,
     ) -> None:
         self.manager = manager
         self.engine = engine
@@ -250,9 +250,10 @@ class Collector:
         noise = self.engine.noise[self._block[slots[0]]]
         decision = self.engine.act(observation, self._mode, noise)
         actions = self.engine.actions_of(decision)
-        told: dict[str, NDArray[Any]] = {}
+        # Each hook sees the actions that the one before it has left, and may add columns to the rollout.
+        replaced: dict[str, NDArray[Any]] = {}
         for hook in self._hooks:
-            told |= hook.decide(
+            replaced |= hook.decide(
                 Decision(
                     slots=slots,
                     numbers=self._numbers[slots],
@@ -263,14 +264,14 @@ class Collector:
                     noise=noise,
                 )
             )
-            actions = told["actions"]
+            actions = replaced["actions"]
         with self.clock.measure(Phase.simulate):
             self.manager.send(slots, actions, self._following(slots))
         self._scheduler.sent(slots)
         # Written only after the simulators have begun: copying images into the batch costs no time of theirs. The
         # observation is still intact, because the next images are drawn into the other bank (see EnvManager).
         columns = self._column[slots]
-        decided = self._decided(slots, observation, decision, actions) | told
+        decided = self._decided(slots, observation, decision, actions) | replaced
         collected.buffer.write(collected.decided[columns], columns, decided)
         collected.decided[columns] += 1
 
@@ -331,7 +332,7 @@ class Collector:
         return slots[goes_on], result.observation if goes_on.all() else result.observation.take(goes_on)
 
     def _judged(
-        self, judge: Judge, slots: NDArray[np.int64], result: StepResult
+        self, judge: ClassifierReward, slots: NDArray[np.int64], result: StepResult
     ) -> tuple[StepResult, NDArray[np.bool_]]:
         """Ask the judge about the results of some slots, and begin the next episode of those that it ends; returns the
         results, and the column `judged`."""
@@ -431,7 +432,7 @@ class Collector:
         found[torch.from_numpy(np.concatenate(parts))] = computed
         return found
 
-    def _following_chunks(self, collected: _Progress) -> Following | None:
+    def _following_chunks(self, collected: _Progress) -> FinalObservations | None:
         """Return the observations that are in no row of the batch, or their features if the policy keeps these; None if
         there are none."""
         found = _following(collected)
@@ -460,14 +461,14 @@ class Collector:
             self._judge.load_state_dict(state["judged"])
 
 
-def _following(collected: _Progress) -> Following | None:
+def _following(collected: _Progress) -> FinalObservations | None:
     """Return the observations that are in no row of the batch; None if there are none."""
     if not collected.cut_rows:
         return None
     rows, slots = np.array(collected.cut_rows), np.array(collected.cut_columns)
     order = np.lexsort((slots, rows))  # slots were received in an order that may depend on timing
     observation = Observation.concat(collected.cut_observations).take(order)
-    return Following(rows=rows[order], slots=slots[order], observation=observation)
+    return FinalObservations(rows=rows[order], slots=slots[order], observation=observation)
 
 
 def _outcome(result: StepResult) -> dict[str, NDArray[Any]]:

@@ -206,7 +206,7 @@ class EpisodeTracker:
 
 
 @dataclass(kw_only=True)
-class Following:
+class FinalObservations:
     """Observations that followed chunks and are in no row of a batch: those before a reset at the time limit, and those
     at which a rollout ended. Of this process's slots, in the order of rows, then slots."""
 
@@ -234,5 +234,5 @@ class Rollout:
     """Episodes that ended, sorted by the chunk in which they did, then by slot."""
     env_steps: int
     """Control steps executed."""
-    following: Following | None = None
+    following: FinalObservations | None = None
     """What followed chunks of this process's slots, for algorithms that keep it."""

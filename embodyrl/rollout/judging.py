@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from embodyrl.envs.manager import StepResult
 
 
-def judge_of(config: Config, num_envs: int, device: torch.device) -> Judge | None:
+def judge_of(config: Config, num_envs: int, device: torch.device) -> ClassifierReward | None:
     """Return what judges the episodes of a process's slots; None if rewards do not come from a classifier.
 
     Raises:
@@ -32,10 +32,10 @@ def judge_of(config: Config, num_envs: int, device: torch.device) -> Judge | Non
     if not isinstance(settings, ClassifierRewardConfig):
         return None
     folder = find_classifier(Path(str(settings.path)))
-    return Judge(SuccessClassifier.load(folder, device), settings, num_envs)
+    return ClassifierReward(SuccessClassifier.load(folder, device), settings, num_envs)
 
 
-class Judge:
+class ClassifierReward:
     """Judges the observation after each chunk. An episode is judged solved once.
 
     Args:

@@ -257,12 +257,12 @@ class Replay:
             f"replay/{name}": float(number) for name, number in self.ended.items() if name != "successes" or solved
         }
         here = {"replay/decisions": float(len(self)), "replay/fill": len(self) / self._decided.size}
-        taught = {"replay/interventions": float(len(self._interventions()))} if SOURCE in self.fields else {}
-        return here | taught | ended
+        labelled = {"replay/interventions": float(len(self._interventions()))} if SOURCE in self.fields else {}
+        return here | labelled | ended
 
-    def take_owed(self, updates_per_step: float) -> int:
-        """Return the whole steps that are owed for the decisions of the newest rollout, and what was left before; none
-        before there are enough decisions."""
+    def take_updates(self, updates_per_step: float) -> int:
+        """Return the whole gradient steps that are due for the decisions of the newest rollout, and what was left
+        before; none before there are enough decisions."""
         if not self.has_begun:
             return 0
         self._asking += self._newest
@@ -379,29 +379,29 @@ class Replay:
 
     # ---- drawing
 
-    def minibatches(self, count: int, size: int, beside: Beside | None = None) -> Iterator[Minibatch]:
+    def minibatches(self, count: int, size: int, beside: DemonstrationSampler | None = None) -> Iterator[Minibatch]:
         """Draw minibatches of `size` decisions, with replacement; yields this rank's decisions of each.
 
         Args:
-            count: number of minibatches, the last ones of those owed so far.
+            count: number of minibatches, the last ones of those due so far.
             size: decisions of each.
             beside: demonstrations that are a share of every minibatch, at its first places.
         """
-        taught = self._interventions() if beside is not None and beside.interventions_join else NONE
+        labelled = self._interventions() if beside is not None and beside.interventions_join else NONE
         for number in range(self._taken - count, self._taken):
             demonstrated = 0 if beside is None else beside.count(number, size)
             columns, where = self._own_of(self._live[self._draw(len(self._live), size - demonstrated)])
             where += demonstrated
             if beside is not None and demonstrated:
                 known = len(beside.demonstrations)
-                drawn = self._draw(known + len(taught), demonstrated)
+                drawn = self._draw(known + len(labelled), demonstrated)
                 recorded = np.flatnonzero(drawn < known)
                 # Every rank has all demonstrations; they are dealt in turn.
                 dealt = recorded[recorded % (len(self._decided) // len(self.own)) == self.own.start // len(self.own)]
                 shown, places = beside.demonstrations.take(drawn[dealt]), dealt
-                if len(taught):
+                if len(labelled):
                     others = np.flatnonzero(drawn >= known)
-                    also, held = self._own_of(taught[drawn[others] - known])
+                    also, held = self._own_of(labelled[drawn[others] - known])
                     shown, places = joined(shown, also), np.concatenate([places, others[held]])
                 columns, where = joined(shown, columns), np.concatenate([places, where])
             yield Minibatch(
@@ -533,7 +533,7 @@ class Replay:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class DemonstrationSampler:
     """Demonstrations that are in every minibatch."""
 
     demonstrations: Transitions

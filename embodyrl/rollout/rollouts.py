@@ -15,7 +15,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.spread import bring_large, forget_all_but, leave_share
-from embodyrl.rollout.watching import Seen
+from embodyrl.rollout.watching import RecordedStart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,8 @@ class PlayState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class News:
-    """Mishaps of simulators since they were last asked for."""
+class SimulatorEvents:
+    """Failures of simulators since the last call of `take_events`."""
 
     deaths: list[str] = field(default_factory=list)
     """Simulator processes that died and were replaced."""
@@ -64,7 +64,7 @@ class Rollouts(ABC):
         """The spec of the simulators."""
 
     @property
-    def seen(self) -> Seen | None:
+    def seen(self) -> RecordedStart | None:
         """What the last evaluation showed of its first episode, for the lock of a checkpoint; None if this process has
         no simulators, or there was no evaluation."""
         return None
@@ -74,7 +74,7 @@ class Rollouts(ABC):
         """Run the policy in training mode, or choose random actions; returns the rollout of all slots."""
 
     @abstractmethod
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         """Let the rollouts that are under way end; they wait."""
 
     @abstractmethod
@@ -104,7 +104,7 @@ class Rollouts(ABC):
         """Continue from the state of all slots and blocks; weights and version have been loaded before."""
 
     @abstractmethod
-    def take_news(self) -> News:
+    def take_events(self) -> SimulatorEvents:
         """Return what happened to the simulators of all slots since the last call."""
 
     @abstractmethod
@@ -131,7 +131,7 @@ class Rollouts(ABC):
         surplus = [] if self.surplus is None else [self.surplus]
         forget_all_but([*but, *surplus, *(rollout.batch for rollout in self.waiting)], self.exchange)
 
-    def whole_surplus(self) -> TrajectoryBatch | None:
+    def gather_surplus(self) -> TrajectoryBatch | None:
         """Return the surplus with all its columns, on the first rank."""
         return None if self.surplus is None else self._whole(self.surplus)
 
@@ -143,7 +143,7 @@ class Rollouts(ABC):
         return bring_large(batch, self.exchange, [rank == 0 for rank in range(self.ranks.size)])
 
     def take_surplus(self, whole: TrajectoryBatch | None) -> None:
-        """Continue with what `whole_surplus` returned, which every rank has read."""
+        """Continue with what `gather_surplus` returned, which every rank has read."""
         self.surplus = None if whole is None else self._spread(whole)
 
     def take_waiting(self, whole: Sequence[Rollout]) -> None:

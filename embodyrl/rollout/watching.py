@@ -33,7 +33,7 @@ class Moment:
 
 
 @dataclass(kw_only=True)
-class Seen:
+class RecordedStart:
     """The first steps of an episode."""
 
     episode: EpisodeSpec
@@ -51,7 +51,7 @@ class Seen:
     """See `envs.renderers`."""
 
 
-class Watched:
+class StartRecorder:
     """Simulators that remember how the first episode of slot 0 begins. All calls pass through unchanged; beside them,
     the state of that slot is read twice.
 
@@ -68,10 +68,10 @@ class Watched:
         self.spec, self.num_envs, self.chunk_size = manager.spec, manager.num_envs, manager.chunk_size
         # An episode that ends has no state any more, so its second moment is half way at the latest.
         self._steps = min(WATCHED_STEPS, max(1, manager.spec.max_episode_steps // 2))
-        self._found: Seen | None = None
+        self._found: RecordedStart | None = None
         self._is_done = False
 
-    def seen(self) -> Seen | None:
+    def seen(self) -> RecordedStart | None:
         """Return what was seen, once; None if the episode was lost with its process."""
         found, self._found = self._found, None
         if found is not None and isinstance(self._manager, EnvManager):
@@ -79,17 +79,17 @@ class Watched:
         return found
 
     def reset(self, slots: Slots, episodes: Sequence[EpisodeSpec]) -> Observation:
-        """See `Playing`."""
+        """See `EpisodePlayer`."""
         observation = self._manager.reset(slots, episodes)
         row = self._row(slots)
         if row is not None and self._found is None:
-            self._found = Seen(episode=episodes[row], moments=[self._moment(observation, row)])
+            self._found = RecordedStart(episode=episodes[row], moments=[self._moment(observation, row)])
         return observation
 
     def step(
         self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
     ) -> StepResult:
-        """See `Playing`."""
+        """See `EpisodePlayer`."""
         result = self._manager.step(slots, actions, next_episodes)
         self._see(slots, np.asarray(actions, np.float32), result)
         return result
@@ -97,7 +97,7 @@ class Watched:
     def step_recorded(
         self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None
     ) -> tuple[StepResult, list[NDArray[np.uint8]]]:
-        """See `Playing`."""
+        """See `EpisodePlayer`."""
         result, images = self._manager.step_recorded(slots, actions, next_episodes)
         self._see(slots, np.asarray(actions, np.float32), result)
         return result, images

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config
-from embodyrl.runner.build import Host, open_sinks, settings_of_torch_kept
+from embodyrl.runner.build import ProgramInfo, open_sinks, settings_of_torch_kept
 from embodyrl.runner.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from embodyrl.envs import SimulatorSpec
 
 
-def learn_alone(loaded: LoadedConfig, directory: RunDir, host: Host) -> None:
+def learn_alone(loaded: LoadedConfig, directory: RunDir, host: ProgramInfo) -> None:
     """Learn, and write the result into a run directory.
 
     Args:
@@ -28,11 +28,11 @@ def learn_alone(loaded: LoadedConfig, directory: RunDir, host: Host) -> None:
         DatasetError: the demonstrations do not suffice.
     """
     from embodyrl.methods.learner import alone_class
-    from embodyrl.runner.build import Elsewhere, build_engine
+    from embodyrl.runner.build import SpecOnly, build_engine
     from embodyrl.runner.runner import is_due
 
     def build(config: Config, spec: SimulatorSpec) -> HybridEngine:
-        return build_engine(config, Elsewhere(spec), weights=None, folder=directory.path)
+        return build_engine(config, SpecOnly(spec), weights=None, folder=directory.path)
 
     started, run = time.monotonic(), loaded.config.run
     with open_sinks(loaded, directory, 0, host) as sinks, settings_of_torch_kept():

@@ -48,7 +48,7 @@ CONSOLE = "console"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class ProgramInfo:
     """Settings of the program that a run is part of."""
 
     progress: bool = True
@@ -61,12 +61,12 @@ class Host:
     """Called on a second Ctrl-C; see `stopping.Stopper`."""
 
 
-PROGRAM = Host()
+PROGRAM = ProgramInfo()
 """The command line, whose process has nothing else to do."""
 
 
-def as_simulated(loaded: LoadedConfig, expert: Demonstrator | None) -> LoadedConfig:
-    """Return the config of the simulators: where an expert acts beside the policy, they show what it needs to see."""
+def simulator_config(loaded: LoadedConfig, expert: Demonstrator | None) -> LoadedConfig:
+    """Return the config of the simulators; with an expert that intervenes, they show what it observes, too."""
     return (
         loaded
         if expert is None
@@ -159,8 +159,8 @@ class Offers(Protocol):
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """Simulators of other processes."""
+class SpecOnly:
+    """Simulators that run in other processes, or run no more."""
 
     spec: SimulatorSpec
 
@@ -334,7 +334,9 @@ def open_replay(config: Config, manager: Offers, engine: HybridEngine, folder: P
 
 
 @contextmanager
-def open_sinks(loaded: LoadedConfig, directory: RunDir, start_iteration: int, host: Host) -> Iterator[Sequence[Sink]]:
+def open_sinks(
+    loaded: LoadedConfig, directory: RunDir, start_iteration: int, host: ProgramInfo
+) -> Iterator[Sequence[Sink]]:
     """Open the sinks that the config names, and close them; the console only if the host shows progress."""
     config = loaded.config
 

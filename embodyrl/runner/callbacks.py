@@ -12,7 +12,7 @@ from embodyrl.config.schema import Config, OldLogprobs
 from embodyrl.errors import UserError, near_match
 
 if TYPE_CHECKING:  # these import torch, which a module that only defines callbacks need not
-    from embodyrl.rollout.rollouts import News, Rollouts
+    from embodyrl.rollout.rollouts import Rollouts, SimulatorEvents
     from embodyrl.runner.evaluation import Evaluation
     from embodyrl.runner.state import Progress
     from embodyrl.runner.stopping import Stopper
@@ -279,10 +279,10 @@ class SimulatorHealth:
         Args:
             changed: differences of the simulators to those that saved the states, if there are any.
         """
-        news = self._rollouts.take_news()
+        news = self._rollouts.take_events()
         return self._report_deaths(news) | self._report_mismatches(news, changed)
 
-    def _report_deaths(self, news: News) -> dict[str, float]:
+    def _report_deaths(self, news: SimulatorEvents) -> dict[str, float]:
         """Report the simulator processes that died and were replaced."""
         for death in news.deaths:
             self._message(f"replaced a simulator process; its episodes are invalid. {death}")
@@ -290,7 +290,7 @@ class SimulatorHealth:
         self._rollouts.count_restarts(self._progress.restarts)
         return {"env/restarts": float(self._progress.restarts)} if self._progress.restarts else {}
 
-    def _report_mismatches(self, news: News, changed: str) -> dict[str, float]:
+    def _report_mismatches(self, news: SimulatorEvents, changed: str) -> dict[str, float]:
         """Report once that slots are not restored bit for bit."""
         slots = news.mismatches
         self._progress.restore_mismatches += len(slots)

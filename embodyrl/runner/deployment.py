@@ -23,7 +23,7 @@ from embodyrl.placement.transport.lending import MemoryServer
 from embodyrl.placement.transport.line import Address, LineError, LineLost, LineTimeout
 from embodyrl.placement.transport.segment import MemoryGone
 from embodyrl.rollout.interventions import expert_of
-from embodyrl.runner.build import as_simulated
+from embodyrl.runner.build import simulator_config
 from embodyrl.runs import WORKER_LOGS
 
 NOTICED_S = 20.0
@@ -181,7 +181,7 @@ class Deployment:
 def _host(loaded: LoadedConfig, address: ProcessAddress) -> SimulatorHost:
     """Make a host of simulators in its process."""
     address.enter()
-    simulated = as_simulated(loaded, expert_of(loaded.config))
+    simulated = simulator_config(loaded, expert_of(loaded.config))
     return host_simulators(simulated, address.place, address.place.address or LOOPBACK, address.log_dir)
 
 

@@ -18,9 +18,9 @@ from embodyrl.placement.transport.lending import copy_file
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.handing import SharedRollout, map_rollout
-from embodyrl.rollout.rollouts import News, PlayState, Rollouts, join_states
+from embodyrl.rollout.rollouts import PlayState, Rollouts, SimulatorEvents, join_states
 from embodyrl.rollout.spread import join_rollouts, leave_large, share_here
-from embodyrl.rollout.watching import Seen
+from embodyrl.rollout.watching import RecordedStart
 from embodyrl.runner.workers import Report, RolloutRequest, RolloutWorkers
 from embodyrl.tracking.clock import Phase
 
@@ -67,11 +67,11 @@ class WorkersRollouts(Rollouts):
         self._requests: deque[list[Request]] = deque()
         """Those of the rollouts under way, on the first rank."""
         self._restarts = 0
-        self._news: list[News] = []
+        self._news: list[SimulatorEvents] = []
         self._waited = dict.fromkeys((Phase.simulate, Phase.render), 0.0)
         """Seconds of workers that waited for simulators."""
         self._warning: str | None = None
-        self._seen: Seen | None = None
+        self._seen: RecordedStart | None = None
         self._lags: list[int] = []
         """Updates between acting and learning, of the rollouts since the last `take_metrics`."""
         self._idle = {"async/learning_waited_s": 0.0, "async/rollout_waited_s": 0.0}
@@ -88,7 +88,7 @@ class WorkersRollouts(Rollouts):
         return self._spec
 
     @property
-    def seen(self) -> Seen | None:
+    def seen(self) -> RecordedStart | None:
         """See `Rollouts`."""
         return self._seen
 
@@ -105,7 +105,7 @@ class WorkersRollouts(Rollouts):
         self._lags.append(self._engine.version - int(rollout.batch["version"].max()))
         return rollout
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         """See `Rollouts`."""
         while self._under_way:
             self._finish()
@@ -223,7 +223,7 @@ class WorkersRollouts(Rollouts):
             reports: list[Report] = self._workers.ask("restore", state, self._engine.version)
             self._news += [report.news for report in reports]
 
-    def take_news(self) -> News:
+    def take_events(self) -> SimulatorEvents:
         """See `Rollouts`."""
         own: list[Any] = [
             [death for news in self._news for death in news.deaths],
@@ -231,7 +231,7 @@ class WorkersRollouts(Rollouts):
         ]
         self._news = []
         deaths, mismatches = self.ranks.broadcast_from_rank0(own)
-        return News(deaths=deaths, mismatches=mismatches)
+        return SimulatorEvents(deaths=deaths, mismatches=mismatches)
 
     def count_restarts(self, number: int) -> None:
         """See `Rollouts`."""

@@ -19,7 +19,7 @@ from embodyrl.config.schema import Config
 from embodyrl.engine.compute import Blocks, block_indices
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation
-from embodyrl.envs.manager import Playing, Simulators, StepResult
+from embodyrl.envs.manager import EpisodePlayer, Simulators, StepResult
 from embodyrl.rollout.ensemble import TemporalEnsemble
 from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes, success_doubt
 from embodyrl.screen import counted, task
@@ -176,7 +176,7 @@ class TileRecorder:
         tiles: of the episodes to record, in their order.
     """
 
-    def __init__(self, manager: Playing, video: TiledVideo, tiles: Sequence[int]) -> None:
+    def __init__(self, manager: EpisodePlayer, video: TiledVideo, tiles: Sequence[int]) -> None:
         self.count = len(tiles)
         self._manager, self._video, self._tiles = manager, video, tiles
         self._success: list[bool | None] = [None] * self.count
@@ -208,7 +208,7 @@ class VideoRecorder(TileRecorder):
         episodes: to record, the first of the evaluation; each is a tile.
     """
 
-    def __init__(self, manager: Playing, path: Path, episodes: Sequence[EpisodeSpec]) -> None:
+    def __init__(self, manager: EpisodePlayer, path: Path, episodes: Sequence[EpisodeSpec]) -> None:
         self.path = path
         titles = [f"{episode.task}  start {episode.start_state}" for episode in episodes]
         video = TiledVideo(path, titles, fps=manager.spec.control_frequency)
@@ -244,7 +244,7 @@ def evaluation_noise(config: Config, engine: HybridEngine) -> list[torch.Generat
 
 
 def evaluate(
-    manager: Playing,
+    manager: EpisodePlayer,
     engine: HybridEngine,
     episodes: Sequence[EpisodeSpec],
     video: TileRecorder | None = None,
@@ -267,7 +267,7 @@ def evaluate(
 
 
 def play_share(
-    manager: Playing,
+    manager: EpisodePlayer,
     engine: HybridEngine,
     episodes: Sequence[EpisodeSpec],
     recorded: int = 0,
@@ -326,7 +326,7 @@ def share_of_episodes(count: int, recorded: int, blocks: Blocks) -> dict[int, li
 
 
 def _play(
-    manager: Playing,
+    manager: EpisodePlayer,
     choose: _Choice,
     episodes: Sequence[EpisodeSpec],
     dealt: Mapping[int, Sequence[int]],
@@ -386,7 +386,7 @@ class _Choice:
     def __init__(
         self,
         engine: HybridEngine,
-        manager: Playing,
+        manager: EpisodePlayer,
         noise: Sequence[torch.Generator] | None,
         ensemble: float | None,
     ) -> None:

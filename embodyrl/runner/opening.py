@@ -15,8 +15,7 @@ from embodyrl.placement.transport.line import Address
 from embodyrl.rollout.interventions import expert_of, shown_to_policy
 from embodyrl.runner.build import (
     PROGRAM,
-    Host,
-    as_simulated,
+    ProgramInfo,
     blocks_here,
     build_method,
     open_demonstrations,
@@ -25,6 +24,7 @@ from embodyrl.runner.build import (
     open_sinks,
     open_transitions,
     settings_of_torch_kept,
+    simulator_config,
     torch_imported,
     worker_logs,
 )
@@ -54,7 +54,7 @@ def open_runner(
     ranks: Ranks | None = None,
     simulators: Address | None = None,
     start_workers: WorkersStart | None = None,
-    host: Host = PROGRAM,
+    host: ProgramInfo = PROGRAM,
 ) -> Iterator[Runner]:
     """Start simulators and sinks, build policy, engine and pipeline, and close everything at the end.
 
@@ -132,13 +132,16 @@ def collocated(
     logs = worker_logs(directory.path, place)
     expert = expert_of(config)
     # Simulators first: their processes start while torch is imported.
-    with open_simulators(as_simulated(loaded, expert), logs, place, simulators) as started, settings_of_torch_kept():
-        from embodyrl.runner.share import EnvShare, OwnRollouts
+    with (
+        open_simulators(simulator_config(loaded, expert), logs, place, simulators) as started,
+        settings_of_torch_kept(),
+    ):
+        from embodyrl.runner.share import LocalEnvs, LocalRollouts
 
         blocks = blocks_here(config, place)
         manager = started if expert is None else shown_to_policy(started, expert)
         learner = build_method(config, manager, weights=weights, folder=directory.path, ranks=ranks, blocks=blocks)
-        yield learner, OwnRollouts(EnvShare(config, manager, learner.engine, expert))
+        yield learner, LocalRollouts(LocalEnvs(config, manager, learner.engine, expert))
 
 
 @contextmanager

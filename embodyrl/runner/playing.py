@@ -175,7 +175,7 @@ class Envs:
             self._begin_with(checked_seed(seed))
         shown = self.manager.reset(self._slots, self.begun(self._slots) if episodes is None else episodes)
         self._is_playing = True
-        return apart(shown)
+        return detached_copy(shown)
 
     def step(self, actions: ArrayLike) -> StepResult:
         """Execute a chunk of actions in every env.
@@ -196,9 +196,9 @@ class Envs:
         """
         result = self.manager.step(self._slots, self.checked(actions), self._following(self._slots))
         self._begun += result.ended | result.lost
-        observation = apart(result.observation)
+        observation = detached_copy(result.observation)
         final = result.final_observation
-        final = observation if final is result.observation else apart(final)
+        final = observation if final is result.observation else detached_copy(final)
         return replace(result, observation=observation, final_observation=final)
 
     def render(self) -> NDArray[np.uint8]:
@@ -282,7 +282,7 @@ def checked_seed(seed: object) -> int:
     return int(seed)
 
 
-def apart(observation: Observation) -> Observation:
+def detached_copy(observation: Observation) -> Observation:
     """Return the observation with a copy of its images, which the simulators do not draw into."""
     return observation if observation.images is None else replace(observation, images=observation.images.copy())
 

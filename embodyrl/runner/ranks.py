@@ -28,7 +28,7 @@ from embodyrl.placement.process import EXIT_S
 from embodyrl.placement.ranks import TCP, RankInfo, is_launched, use_own_gpu
 from embodyrl.placement.transport.lending import MemoryServer, RemoteFolder, copy_folder
 from embodyrl.placement.transport.line import Address
-from embodyrl.runner.build import PROGRAM, Host
+from embodyrl.runner.build import PROGRAM, ProgramInfo
 from embodyrl.runner.checkpoint import Found
 from embodyrl.runner.deployment import LOOPBACK, Deployment, ProcessAddress
 from embodyrl.runner.fitting import follow_choices
@@ -213,25 +213,25 @@ def handed_over(ranks: Ranks, place: RankInfo) -> Iterator[tuple[Path, Found | N
     its machine, elsewhere copies of the files that are needed."""
     from embodyrl.engine.parallel import machine_here
 
-    told: Any = ranks.broadcast_from_rank0(None)
-    lent = None if told["lent"] is None else RemoteFolder.from_plain(told["lent"])
+    sent: Any = ranks.broadcast_from_rank0(None)
+    lent = None if sent["lent"] is None else RemoteFolder.from_plain(sent["lent"])
     with ExitStack() as stack:
-        if told["machine"] == (place.machine or machine_here()):
-            run_dir, saved = Path(told["run_dir"]), told["checkpoint"] and Path(told["checkpoint"])
+        if sent["machine"] == (place.machine or machine_here()):
+            run_dir, saved = Path(sent["run_dir"]), sent["checkpoint"] and Path(sent["checkpoint"])
         else:
             run_dir = Path(stack.enter_context(TemporaryDirectory(prefix="embodyrl-")))
-            for name, text in told["files"].items():
+            for name, text in sent["files"].items():
                 (run_dir / name).write_text(text)
             saved = None if lent is None else run_dir / "checkpoint"
             if lent is not None:
                 copy_folder(lent, run_dir / "checkpoint", timeout_s=COPYING_S)
         if lent is not None:
             ranks.barrier(COPYING_S)
-        yield run_dir, None if saved is None else Found(place=saved, with_replay=told["with_replay"])
+        yield run_dir, None if saved is None else Found(place=saved, with_replay=sent["with_replay"])
 
 
 def follow(
-    config: Config, place: RankInfo, *, started: float, host: Host = PROGRAM, simulators: Address | None = None
+    config: Config, place: RankInfo, *, started: float, host: ProgramInfo = PROGRAM, simulators: Address | None = None
 ) -> tuple[Path, int]:
     """Take part in a run as a rank other than the first; returns the run directory and the exit code.
 

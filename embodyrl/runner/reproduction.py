@@ -2,7 +2,7 @@
 later.
 
 It costs a run almost nothing, because nothing is simulated for it: the first episode of an evaluation is watched
-(`Watched`), and every checkpoint holds what was seen there, together with what its policy makes of it (`Lock`).
+(`StartRecorder`), and every checkpoint holds what was seen there, together with what its policy makes of it (`Lock`).
 `runner.verification` compares. Layers, in the order in which data passes them: packages, physics, rendering,
 preprocessing, weights, kernels.
 
@@ -36,7 +36,7 @@ from embodyrl.envs.states import installed_version, simulator_versions, version_
 from embodyrl.errors import UserError, at_line, line_of_plugin
 from embodyrl.files import replacing
 from embodyrl.models.policy import Inputs, Policy
-from embodyrl.rollout.watching import Moment, Seen
+from embodyrl.rollout.watching import Moment, RecordedStart
 from embodyrl.runner.evaluation import EpisodeRecord
 
 LOCK_FILE = "lock.safetensors"
@@ -87,7 +87,7 @@ class Lock:
 
     iteration: int
     """Iterations that the policy had learned."""
-    seen: Seen
+    seen: RecordedStart
     inputs: Inputs
     """What preprocessing made of the moments, `[M, ...]`; empty if it is not known."""
     outputs: Inputs
@@ -164,7 +164,7 @@ class Lock:
             moments.append(Moment(observation=observation, state=None if state is None else state.tobytes()))
         if not moments:
             raise ValueError("it holds no observation")
-        seen = Seen(
+        seen = RecordedStart(
             episode=EpisodeSpec(**texts["episode"]),
             moments=moments,
             actions=list(tensors["actions"].numpy()),
@@ -202,7 +202,9 @@ def joined(moments: Sequence[Moment]) -> Observation:
     return Observation.concat([moment.observation for moment in moments])
 
 
-def lock_of(config: Config, engine: HybridEngine, seen: Seen, iteration: int, records: Sequence[EpisodeRecord]) -> Lock:
+def lock_of(
+    config: Config, engine: HybridEngine, seen: RecordedStart, iteration: int, records: Sequence[EpisodeRecord]
+) -> Lock:
     """Return the lock of a policy, without its weights, which are read when it is saved.
 
     Args:
@@ -229,7 +231,7 @@ def lock_of(config: Config, engine: HybridEngine, seen: Seen, iteration: int, re
     )
 
 
-def seen_before(checkpoint: Path, config: Config) -> Seen | None:
+def seen_before(checkpoint: Path, config: Config) -> RecordedStart | None:
     """Return what an evaluation showed before a checkpoint was saved; None if there was none, or if other versions of
     packages showed it.
 

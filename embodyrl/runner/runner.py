@@ -28,7 +28,7 @@ from embodyrl.registry import SupportedModel
 from embodyrl.rollout.episodes import EARLY_SUCCESS, newest_means, newest_with
 from embodyrl.rollout.replay import Replay, ReplayError, ReplayState
 from embodyrl.rollout.rollouts import PlayState, Rollouts
-from embodyrl.rollout.watching import Seen
+from embodyrl.rollout.watching import RecordedStart
 from embodyrl.runner.callbacks import Callbacks, SimulatorHealth, Warnings
 from embodyrl.runner.checkpoint import REPLAY, DamageError, Retention
 from embodyrl.runner.evaluation import EpisodeRecord, Evaluation, held_out_episodes
@@ -121,7 +121,7 @@ class Runner:
         self._has_evaluated = False
         self._recorded: tuple[int, Sequence[EpisodeRecord]] = (-1, ())
         """The iteration of the last evaluation, and its episodes."""
-        self._seen_before: Seen | None = None
+        self._seen_before: RecordedStart | None = None
         """What an evaluation before a resume showed."""
         self._saved_at = progress.iteration or -1  # a run that never got to an iteration has saved nothing
 
@@ -430,8 +430,8 @@ class Runner:
     def _whole_state(self) -> TrainerState | None:
         """Return the state of all ranks and rollout workers, in a form that does not depend on their number, so that a
         run can be resumed with another; None on a rank that does not know it."""
-        self.rollouts.settle()
-        played, surplus = self.rollouts.state(), self.rollouts.whole_surplus()
+        self.rollouts.wait_idle()
+        played, surplus = self.rollouts.state(), self.rollouts.gather_surplus()
         engine = self.engine.state_dict() | self.learner.state_dict()
         waiting = self.rollouts.whole_waiting()
         replay = None

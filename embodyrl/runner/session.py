@@ -30,7 +30,7 @@ from embodyrl.placement.run_plan import Machine, Plan, describe_run_binding, pla
 from embodyrl.planning.choices import is_large
 from embodyrl.registry import SupportedModel
 from embodyrl.runner.alone import learn_alone, written_by
-from embodyrl.runner.build import PROGRAM, Host
+from embodyrl.runner.build import PROGRAM, ProgramInfo
 from embodyrl.runner.checkpoint import DamageError, Found, Manifest, all_but_replay, find
 from embodyrl.runner.deployment import Deployment, deployed, lending
 from embodyrl.runner.fitting import choices_of, fit, refuse_without_cuda
@@ -91,7 +91,7 @@ class Ending:
     """The spec of its simulators, if this process started any."""
 
 
-def start(loaded: LoadedConfig, host: Host = PROGRAM) -> Ending:
+def start(loaded: LoadedConfig, host: ProgramInfo = PROGRAM) -> Ending:
     """Train from the start."""
     started = time.monotonic()
     place = rank_info_here(loaded.config)
@@ -112,7 +112,7 @@ def go_on(
     *,
     without_replay: bool = False,
     trust: bool = False,
-    host: Host = PROGRAM,
+    host: ProgramInfo = PROGRAM,
 ) -> Ending:
     """Continue from the last checkpoint of a run directory, or without its past decisions; `trust` runs its plug-ins
     even if they were written elsewhere."""
@@ -183,7 +183,7 @@ def _newest(run_dir: Path, before: Found | None) -> Found | None:
         return before
 
 
-def _learn_alone(loaded: LoadedConfig, directory: RunDir, host: Host) -> Ending:
+def _learn_alone(loaded: LoadedConfig, directory: RunDir, host: ProgramInfo) -> Ending:
     """Learn by a method that needs no simulators."""
     refuse_without_cuda(loaded.config.engine.device)
     learn_alone(loaded, directory, host)
@@ -198,7 +198,7 @@ def _read_alone(run_dir: Path, overrides: Sequence[str], *, trust: bool) -> Load
     return loaded if loaded.config.algorithm.needs(loaded.config).alone else None
 
 
-def _learn_alone_again(loaded: LoadedConfig, directory: RunDir, host: Host) -> Ending:
+def _learn_alone_again(loaded: LoadedConfig, directory: RunDir, host: ProgramInfo) -> Ending:
     """Learn from the start, unless that is done: there are no checkpoints."""
     run_dir, result = directory.path, written_by(loaded.config, directory.path)
     if result.is_dir():
@@ -211,7 +211,13 @@ def _learn_alone_again(loaded: LoadedConfig, directory: RunDir, host: Host) -> E
 
 
 def _train(
-    loaded: LoadedConfig, directory: RunDir, place: RankInfo, host: Host, *, started: float, checkpoint: Found | None
+    loaded: LoadedConfig,
+    directory: RunDir,
+    place: RankInfo,
+    host: ProgramInfo,
+    *,
+    started: float,
+    checkpoint: Found | None,
 ) -> Ending:
     """Train to the end, if `placement.on_loss` says so on ever fewer machines."""
     refuse_without_cuda(loaded.config.engine.device)
@@ -234,7 +240,7 @@ def _train_on(
     deployment: Deployment,
     directory: RunDir,
     place: RankInfo,
-    host: Host,
+    host: ProgramInfo,
     *,
     started: float,
     checkpoint: Found | None,
@@ -305,7 +311,7 @@ def held(directory: RunDir, is_resumable: Callable[[Path], object] = published) 
         directory.close()
 
 
-def show(directory: RunDir, text: str, host: Host) -> None:
+def show(directory: RunDir, text: str, host: ProgramInfo) -> None:
     """Write text to run.log, and to the screen if the host shows progress."""
     if host.progress:
         say(text)

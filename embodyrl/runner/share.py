@@ -18,14 +18,14 @@ from embodyrl.rollout.collector import Collector, Mode, Zeros
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.judging import judge_of
 from embodyrl.rollout.needs import images_are_read
-from embodyrl.rollout.rollouts import News, PlayState, Rollouts, join_slots, own_slots
+from embodyrl.rollout.rollouts import PlayState, Rollouts, SimulatorEvents, join_slots, own_slots
 from embodyrl.rollout.spread import gather_rollouts
-from embodyrl.rollout.watching import Seen, Watched
+from embodyrl.rollout.watching import RecordedStart, StartRecorder
 from embodyrl.runner.evaluation import VideoRecorder, borrowed, evaluation_noise, held_out_episodes, play_share
 from embodyrl.tracking.clock import Phase
 
 
-class EnvShare:
+class LocalEnvs:
     """A process's share of the envs, played by the policy of its engine.
 
     Args:
@@ -61,7 +61,7 @@ class EnvShare:
             exploration=needs.exploration,
             judge=judge_of(config, manager.num_envs, engine.device),
         )
-        self.seen: Seen | None = None
+        self.seen: RecordedStart | None = None
         """What the last evaluation showed of its first episode, in the process that played it."""
         self._mode: Mode = "eval" if needs.most_likely else "train"
 
@@ -78,7 +78,7 @@ class EnvShare:
         with borrowed(manager, self.engine.clock, self.collector.in_progress):
             if self.engine.blocks.here.start > 0:
                 return play_share(manager, self.engine, episodes, recorded, None, noise, mean)
-            watched = Watched(manager)  # the first episode is played here
+            watched = StartRecorder(manager)  # the first episode is played here
             with VideoRecorder(watched, video, episodes[:recorded]) if recorded else nullcontext() as recorder:
                 finished = play_share(watched, self.engine, episodes, recorded, recorder, noise, mean)
             self.seen = watched.seen() or self.seen
@@ -102,22 +102,22 @@ class EnvShare:
         self.collector.load_state_dict(own_slots(state.collector, self.slots))
         self.engine.load_noise(state.noise)
 
-    def take_news(self) -> News:
+    def take_events(self) -> SimulatorEvents:
         """Return what happened to its simulators since the last call."""
-        return News(
+        return SimulatorEvents(
             deaths=[str(death) for death in self.manager.take_deaths()],
             mismatches=[self.slots.start + slot for slot in self.manager.take_mismatches()],
         )
 
 
-class OwnRollouts(Rollouts):
+class LocalRollouts(Rollouts):
     """Rollouts of ranks that play themselves, each its share of the envs.
 
     Args:
         share: of this rank.
     """
 
-    def __init__(self, share: EnvShare) -> None:
+    def __init__(self, share: LocalEnvs) -> None:
         super().__init__(share.engine)
         self.share = share
         self._manager = share.manager
@@ -134,7 +134,7 @@ class OwnRollouts(Rollouts):
         with self.clock.measure(Phase.sync):
             return gather_rollouts(own, self.exchange, self.share.config.rollout.episodes_per_slot)
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         """See `Rollouts`: none is ever under way."""
 
     def evaluate(self, recorded: int, video: Path) -> list[FinishedEpisode]:
@@ -148,7 +148,7 @@ class OwnRollouts(Rollouts):
         return [FinishedEpisode(**episode) for each in every for episode in each]
 
     @property
-    def seen(self) -> Seen | None:
+    def seen(self) -> RecordedStart | None:
         """What the last evaluation showed of its first episode; None before one."""
         return self.share.seen
 
@@ -174,11 +174,11 @@ class OwnRollouts(Rollouts):
         """See `Rollouts`."""
         self.share.restore(state)
 
-    def take_news(self) -> News:
+    def take_events(self) -> SimulatorEvents:
         """See `Rollouts`."""
-        own = self.share.take_news()
+        own = self.share.take_events()
         every = self.ranks.gather_values([own.deaths, own.mismatches])
-        return News(
+        return SimulatorEvents(
             deaths=[death for deaths, _ in every for death in deaths],
             mismatches=[slot for _, slots in every for slot in slots],
         )

@@ -147,7 +147,7 @@ class TrainerState:
         for number, rollout in enumerate(self.waiting):
             rollout.batch.save(folder / f"{WAITING}_{number:04d}{TENSORS}")
 
-    def apart(self) -> TrainerState:
+    def detached_copy(self) -> TrainerState:
         """Return a copy on the CPU that shares no memory, so that the run can continue while it is written."""
         return TrainerState(
             counters=copy.deepcopy(self.counters),
@@ -275,9 +275,9 @@ class Snapshot:
             return without_record(error)
         return None
 
-    def apart(self) -> Snapshot:
+    def detached_copy(self) -> Snapshot:
         """Return a copy on the CPU that shares no memory, so that the run can continue while it is written."""
-        return replace(self, policy=copy_to_cpu(self.policy), trainer=self.trainer.apart())
+        return replace(self, policy=copy_to_cpu(self.policy), trainer=self.trainer.detached_copy())
 
     @property
     def nbytes(self) -> int:
@@ -348,7 +348,7 @@ class Saver:
             return [self.save_now(snapshot)]
         start = time.perf_counter()
         finished = self.wait()
-        snapshot = snapshot.apart()
+        snapshot = snapshot.detached_copy()
         self._pending = self._thread.submit(self._write, snapshot, start, time.perf_counter() - start)
         return finished
 

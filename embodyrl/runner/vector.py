@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embodyrl.envs import Observation
 from embodyrl.errors import UserError
-from embodyrl.runner.playing import Envs, apart, checked_seed
+from embodyrl.runner.playing import Envs, checked_seed, detached_copy
 
 
 class GymnasiumEnvs(VectorEnv[Any, ArrayLike, NDArray[Any]]):
@@ -89,14 +89,14 @@ class GymnasiumEnvs(VectorEnv[Any, ArrayLike, NDArray[Any]]):
         shown = []
         if len(playing):
             result = manager.step(playing, chunks[playing])
-            shown.append(apart(result.observation))
+            shown.append(detached_copy(result.observation))
             rewards[playing] = result.rewards.sum(1, dtype=np.float64)
             terminated[playing], truncated[playing] = result.terminated, result.truncated | result.lost
             lost[playing], steps[playing] = result.lost, result.steps
             success[playing] = result.success.any(1)
             known[playing] = True if result.success_known is None else result.success_known
         if len(waiting):
-            shown.append(apart(manager.reset(waiting, self.envs.begun(waiting))))
+            shown.append(detached_copy(manager.reset(waiting, self.envs.begun(waiting))))
         self._waiting = terminated | truncated
         order = np.argsort(np.concatenate([playing, waiting]))
         observation = shown[0] if len(shown) == 1 else Observation.concat(shown).take(order)

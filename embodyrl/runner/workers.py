@@ -20,7 +20,7 @@ from embodyrl.config import LoadedConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.placement.launcher import Request
 from embodyrl.placement.transport.lending import MemoryServer, RemoteFolder, RemoteMemory, copy_folder
-from embodyrl.runner.build import Elsewhere, build_acting, open_simulators
+from embodyrl.runner.build import SpecOnly, build_acting, open_simulators
 from embodyrl.runner.deployment import Deployment, ProcessAddress, lending
 from embodyrl.tracking.clock import Phase
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:  # the processes of simulators start while torch is imported
     from embodyrl.engine.parallel import Ranks
     from embodyrl.engine.sync import SharedReceiver
     from embodyrl.rollout.handing import SharedColumns
-    from embodyrl.rollout.rollouts import News, PlayState
-    from embodyrl.rollout.watching import Seen
-    from embodyrl.runner.share import EnvShare
+    from embodyrl.rollout.rollouts import PlayState, SimulatorEvents
+    from embodyrl.rollout.watching import RecordedStart
+    from embodyrl.runner.share import LocalEnvs
 
 CLOSE_S = 10.0
 """Longest time for the workers to close [s]; their simulators close meanwhile."""
@@ -45,14 +45,14 @@ class Report:
     """What it spent on the request, by phase, and details; see `tracking.clock.Clock.take` [s]."""
     rendering: float = 0.0
     """Share of rendering in its simulators' working time, 0 .. 1."""
-    news: News
+    news: SimulatorEvents
     idle_s: float = 0.0
     """How long it waited for the request [s]."""
     warning: str | None = None
     """About CUDA graphs."""
     video: RemoteMemory | None = None
     """One that was recorded on another machine than the first rank's."""
-    seen: Seen | None = None
+    seen: RecordedStart | None = None
     """See `Rollouts.seen`."""
 
 
@@ -85,7 +85,7 @@ class RolloutWorker:
         self.manager = self._stack.enter_context(
             open_simulators(loaded, address.log_dir, address.place, address.simulators)
         )
-        self._share: EnvShare | None = None
+        self._share: LocalEnvs | None = None
         self._receivers: Sequence[SharedReceiver] = ()
         self._shared: deque[SharedColumns] = deque()
         """Memory of rollouts that may not have been mapped yet."""
@@ -106,7 +106,7 @@ class RolloutWorker:
             weights: folder of the saved one at the first rank.
             lent: the same for other machines.
         """
-        from embodyrl.runner.share import EnvShare
+        from embodyrl.runner.share import LocalEnvs
 
         is_apart = lent is not None and not self.address.is_beside_first
         with TemporaryDirectory(prefix="embodyrl-") if is_apart else nullcontext() as own:
@@ -114,10 +114,10 @@ class RolloutWorker:
                 weights = Path(own)
                 copy_folder(lent, weights, timeout_s=self.config.placement.rollout.timeout_s)
             engine = build_acting(self.config, self.manager, weights, place=self.address.place)
-        self._share = EnvShare(self.config, self.manager, engine)
+        self._share = LocalEnvs(self.config, self.manager, engine)
 
     @property
-    def share(self) -> EnvShare:
+    def share(self) -> LocalEnvs:
         """Its envs and its policy."""
         assert self._share is not None, "load comes first"
         return self._share
@@ -174,7 +174,7 @@ class RolloutWorker:
             result=result,
             seconds=engine.clock.take(),
             rendering=self.manager.take_work().rendering,
-            news=self.share.take_news(),
+            news=self.share.take_events(),
             idle_s=before["idle"],
             warning=engine.graphs.warning,
         )
@@ -196,7 +196,7 @@ class RolloutWorker:
         """Continue from the state of the run's slots and blocks."""
         self.share.engine.set_version(version)
         self.share.restore(state)
-        return Report(news=self.share.take_news())
+        return Report(news=self.share.take_events())
 
     def offload(self) -> int:
         """End the simulators until the next rollout; returns the bytes that this frees."""
@@ -272,7 +272,7 @@ class RolloutWorkers:
         self._deployment.stop(self._workers, timeout_s=CLOSE_S if error is None else 1.0)
 
 
-def share_spec(workers: RolloutWorkers | None, ranks: Ranks, patience_s: float) -> Elsewhere:
+def share_spec(workers: RolloutWorkers | None, ranks: Ranks, patience_s: float) -> SpecOnly:
     """Return the spec of the workers' simulators, on every rank.
 
     Args:
@@ -282,4 +282,4 @@ def share_spec(workers: RolloutWorkers | None, ranks: Ranks, patience_s: float) 
     """
     own: Mapping[str, Any] = {} if workers is None else dataclasses.asdict(workers.ask("spec")[0])
     ranks.barrier(patience_s)
-    return Elsewhere(SimulatorSpec.from_plain(ranks.broadcast_from_rank0(own)))
+    return SpecOnly(SimulatorSpec.from_plain(ranks.broadcast_from_rank0(own)))

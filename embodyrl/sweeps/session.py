@@ -15,7 +15,7 @@ from embodyrl.config.schema import AUTO
 from embodyrl.errors import UserError, shell_command
 from embodyrl.placement.plan import Inventory, inventory
 from embodyrl.placement.ranks import is_launched
-from embodyrl.runner.build import PROGRAM, Host
+from embodyrl.runner.build import PROGRAM, ProgramInfo
 from embodyrl.runner.rundir import SOURCES, RunDir, read_config
 from embodyrl.runner.session import held, show
 from embodyrl.runs import CONFIG_FILE, REPORT_FILE
@@ -78,7 +78,7 @@ def start(
     *,
     seeds: Seeds = None,
     options: SweepOptions | None = None,
-    host: Host = PROGRAM,
+    host: ProgramInfo = PROGRAM,
 ) -> SweepEnding:
     """Run every combination of the settings that have several values.
 
@@ -116,7 +116,7 @@ def start(
         return _carry_on(path, plan, with_changes(options, trust=options.trust or own), directory, host)
 
 
-def go_on(path: Path, options: SweepOptions | None = None, host: Host = PROGRAM) -> SweepEnding:
+def go_on(path: Path, options: SweepOptions | None = None, host: ProgramInfo = PROGRAM) -> SweepEnding:
     """Continue a sweep: finished runs are kept, interrupted ones continue from their checkpoints, others start.
 
     Raises:
@@ -129,7 +129,7 @@ def go_on(path: Path, options: SweepOptions | None = None, host: Host = PROGRAM)
         return _carry_on(path, plan, options or SweepOptions(), directory, host)
 
 
-def _carry_on(path: Path, plan: Plan, options: SweepOptions, directory: RunDir, host: Host) -> SweepEnding:
+def _carry_on(path: Path, plan: Plan, options: SweepOptions, directory: RunDir, host: ProgramInfo) -> SweepEnding:
     def say(text: str) -> None:
         show(directory, text, host)
 
@@ -242,7 +242,7 @@ def _tasks(
 
 
 def _end(
-    path: Path, plan: Plan, tasks: Sequence[Task], stopped_by: int | None, directory: RunDir, host: Host
+    path: Path, plan: Plan, tasks: Sequence[Task], stopped_by: int | None, directory: RunDir, host: ProgramInfo
 ) -> SweepEnding:
     """Write the results, show them, and say how the sweep ended."""
     results = read_results(path, plan)

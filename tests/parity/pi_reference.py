@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from embodyrl.models import load_policy
-from embodyrl.models.pi.policy import Seen
+from embodyrl.models.pi.policy import EncodedPrefix
 from embodyrl.models.pi.prompts import new_tokenizer
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference"
@@ -65,10 +65,10 @@ class Case:
         policy.condition = lambda _: self.seen(policy)
         return policy
 
-    def seen(self, policy: Any) -> Seen:
+    def seen(self, policy: Any) -> EncodedPrefix:
         """What the policy knows before any action."""
         names = ("in/images", "in/image_masks", "in/tokens", "in/token_mask")
-        return Seen(policy.network.read(*(self[name] for name in names)), self["in/state"])
+        return EncodedPrefix(policy.network.read(*(self[name] for name in names)), self["in/state"])
 
     def loss(self, policy: Any) -> torch.Tensor:
         """Of the case's noise and times."""

@@ -36,7 +36,7 @@ from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import Rollout
 from embodyrl.rollout.rollouts import Rollouts
 from embodyrl.runner.build import build_method
-from embodyrl.runner.share import EnvShare, OwnRollouts
+from embodyrl.runner.share import LocalEnvs, LocalRollouts
 
 SMALL = [
     "env.num_envs=4",
@@ -419,7 +419,7 @@ def test_dynamic_sampling_on_a_real_simulator(manager: EnvManager) -> None:
     """Every group of Pendulum differs in its total reward, so one rollout is enough and nothing is left over."""
     config = config_of(*DAPO, "algorithm.filter.metric=total_reward")
     engine = build_method(config, manager, weights=None).engine
-    collector = OwnRollouts(EnvShare(config, manager, engine))
+    collector = LocalRollouts(LocalEnvs(config, manager, engine))
     first = collector.collect()
     iteration = begun(config, collector, engine, first)
     filter_groups(iteration)
@@ -448,7 +448,7 @@ def test_episodes_with_one_return_change_no_weight(manager: EnvManager, algorith
     changes = [f"algorithm={algorithm}", "rollout.group_size=4", "engine.optimizer.lr=0.1"]
     config = config_of(*changes, *ONE_RETURN.get(rewards, []))
     engine = build_method(config, manager, weights=None).engine
-    collector = OwnRollouts(EnvShare(config, manager, engine))
+    collector = LocalRollouts(LocalEnvs(config, manager, engine))
     first = collector.collect()
     ordinary = first.batch["rewards"].clone()
     first.batch["rewards"] = torch.zeros(3, 4, 2)

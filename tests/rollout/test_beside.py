@@ -17,7 +17,7 @@ from embodyrl.data.transitions import Transitions
 from embodyrl.data.writer import DatasetWriter
 from embodyrl.engine.parallel import SINGLE_PROCESS
 from embodyrl.rollout.interventions import Source
-from embodyrl.rollout.replay import Beside, Minibatch, Replay, ReplayState
+from embodyrl.rollout.replay import DemonstrationSampler, Minibatch, Replay, ReplayState
 from embodyrl.rollout.replay_fields import MIB, replay_fields
 
 
@@ -94,7 +94,7 @@ def taught_replays(count: int, capacity: int = 400, parts: dict[str, range] | No
 def drawn(replay: Replay, demonstrations: Transitions, share: float, size: int, count: int) -> Iterator[Minibatch]:
     replay._generator.manual_seed(7)
     replay._taken = count
-    return replay.minibatches(count, size, Beside(demonstrations=demonstrations, share=share))
+    return replay.minibatches(count, size, DemonstrationSampler(demonstrations=demonstrations, share=share))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_share_goes_on_where_the_iteration_before_ended(
     replays: dict[str, Replay], demonstrations: Transitions
 ) -> None:
     """Minibatches of 3 with a share of a half have 1, 2, 1, 2, ... demonstrations, however they are asked for."""
-    replay, beside = replays["whole"], Beside(demonstrations=demonstrations, share=0.5)
+    replay, beside = replays["whole"], DemonstrationSampler(demonstrations=demonstrations, share=0.5)
     numbers = []
     replay._taken = 0
     for count in (1, 1, 3, 1):
@@ -159,7 +159,7 @@ def test_two_ranks_have_the_minibatches_of_one(
 def shares(replay: Replay, demonstrations: Transitions, size: int, count: int, joins: bool = True) -> list[Minibatch]:
     replay._generator.manual_seed(7)
     replay._taken = count
-    beside = Beside(demonstrations=demonstrations, share=0.5, interventions_join=joins)
+    beside = DemonstrationSampler(demonstrations=demonstrations, share=0.5, interventions_join=joins)
     return [*replay.minibatches(count, size, beside)]
 
 

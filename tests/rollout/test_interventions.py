@@ -163,7 +163,7 @@ def test_a_replay_draws_only_what_is_labelled_and_what_follows_is_still_right(tm
             replay.add(rollout)
             labelled += int(rollout.batch["labelled"].sum())
             assert len(replay) == replay.added == labelled
-    assert replay.take_owed(1.0) == int(rollout.batch["labelled"].sum())
+    assert replay.take_updates(1.0) == int(rollout.batch["labelled"].sum())
     [minibatch] = replay.minibatches(1, 500)
     columns = minibatch.columns
     assert columns["labelled"].all() and (columns["source"] == Source.expert).all()

@@ -17,7 +17,7 @@ from counter_simulator import last_step
 from known_numbers import LIMIT, make_collector
 
 from embodyrl.engine.parallel import SINGLE_PROCESS
-from embodyrl.rollout.episodes import Following, Rollout
+from embodyrl.rollout.episodes import FinalObservations, Rollout
 from embodyrl.rollout.replay import Minibatch, Replay, ReplayError, ReplayState
 from embodyrl.rollout.replay_fields import MIB, replay_fields, row_bytes
 
@@ -151,7 +151,7 @@ def test_ranks_draw_the_same_minibatch_and_each_holds_its_own_rows() -> None:
         assert following is not None
         for replay in ranks:
             here = np.isin(following.slots, replay.own)
-            own = Following(
+            own = FinalObservations(
                 rows=following.rows[here],
                 slots=following.slots[here] - replay.own.start,
                 observation=following.observation.take(here),
@@ -184,7 +184,7 @@ def test_it_goes_on_from_a_checkpoint_with_the_same_draws(tmp_path: Path, capaci
     every = list(rollouts(9, num_chunks=4))
     for number, rollout in enumerate(every[:7]):
         replay.add(rollout)
-        assert replay.take_owed(0.3) == int(0.3 * 12 * (number + 1)) - int(0.3 * 12 * number)
+        assert replay.take_updates(0.3) == int(0.3 * 12 * (number + 1)) - int(0.3 * 12 * number)
         if number % 2 == 0:
             drawn(replay, 10)
             before = saved(replay, tmp_path / str(number), before)
@@ -198,7 +198,7 @@ def test_it_goes_on_from_a_checkpoint_with_the_same_draws(tmp_path: Path, capaci
         for each in (replay, again):
             for rollout in more:
                 each.add(rollout)
-        assert replay.metrics() == again.metrics() and replay.take_owed(0.3) == again.take_owed(0.3)
+        assert replay.metrics() == again.metrics() and replay.take_updates(0.3) == again.take_updates(0.3)
         one, other = drawn(replay, 300), drawn(again, 300)
         check(other)
         alive = ~one.columns["terminated"]

@@ -24,12 +24,12 @@ DAPO = [
 """Two rollouts in most iterations, and groups that wait."""
 
 
-class Ahead(share.OwnRollouts):
+class Ahead(share.LocalRollouts):
     """Rollouts of a single process that acts some iterations before it learns."""
 
     staleness = 0
 
-    def __init__(self, own: share.EnvShare) -> None:
+    def __init__(self, own: share.LocalEnvs) -> None:
         super().__init__(own)
         self.queue: list[Rollout] = []
 
@@ -53,7 +53,7 @@ def learned(run: Run) -> tuple[object, ...]:
 def reference(staleness: int, runs: Runs, path: Path, *overrides: str) -> tuple[object, ...]:
     """What one process learns that collects some rollouts ahead."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(share, "OwnRollouts", Ahead)
+        patch.setattr(share, "LocalRollouts", Ahead)
         patch.setattr(Ahead, "staleness", staleness)
         return learned(runs.fresh(path, *SETTINGS, *overrides))
 

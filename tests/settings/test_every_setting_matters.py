@@ -29,7 +29,7 @@ from embodyrl.methods.on_policy.config import OnPolicyConfig
 from embodyrl.models.mlp.options import MLPConfig
 from embodyrl.pipelines.pipeline import Iteration, build_pipeline
 from embodyrl.runner.build import build_method
-from embodyrl.runner.share import EnvShare, OwnRollouts
+from embodyrl.runner.share import LocalEnvs, LocalRollouts
 
 BASE = [
     "env.num_envs=8",
@@ -209,7 +209,7 @@ def learn(config: Config, managers: dict[int, EnvManager]) -> torch.Tensor:
     manager = managers[chunk_size]
     learner = build_method(config, manager, weights=None)
     engine, pipeline = learner.engine, build_pipeline(config)
-    collector = OwnRollouts(EnvShare(config, manager, engine))
+    collector = LocalRollouts(LocalEnvs(config, manager, engine))
     for _ in range(3):
         pipeline.run(Iteration(config=config, learner=learner, collector=collector, engine=engine))
     return torch.nn.utils.parameters_to_vector(engine.policy.parameters()).detach()

@@ -10,7 +10,7 @@ sys.path.append(str(Path(__file__).parents[1] / "runner"))  # where `small_runs`
 from small_runs import SMALL
 
 from embodyrl.config import ConfigUse, load_config
-from embodyrl.runner.build import Host
+from embodyrl.runner.build import ProgramInfo
 from embodyrl.sweeps import session
 from embodyrl.sweeps.session import SweepEnding, SweepOptions
 
@@ -32,7 +32,7 @@ def sweep(tmp_path: Path) -> Callable[..., SweepEnding]:
             [*SMALL, folder, *words],
             seeds=seeds,
             options=SweepOptions(at_once=at_once),
-            host=Host(progress=True),
+            host=ProgramInfo(progress=True),
         )
 
     return run

@@ -18,7 +18,7 @@ from embodyrl.cli import train
 from embodyrl.config import load_config
 from embodyrl.errors import shell_command
 from embodyrl.placement.plan import Inventory
-from embodyrl.runner.build import Host
+from embodyrl.runner.build import ProgramInfo
 from embodyrl.sweeps import session
 from embodyrl.sweeps.axes import Axis, points_of
 from embodyrl.sweeps.folder import Needs, Plan, State, SweepError, read_plan, state_of
@@ -26,7 +26,7 @@ from embodyrl.sweeps.results import read_results
 from embodyrl.sweeps.session import SweepOptions
 from embodyrl.sweeps.sharing import most_at_once, shares_of
 
-QUIET = Host(progress=False)
+QUIET = ProgramInfo(progress=False)
 SHORT = ["run.iterations=1", "run.eval_every=0", "env.workers=1"]
 
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from embodyrl.config.issues import ConfigIssue, LackingHere
-from embodyrl.config.rules import of_newest_rollouts
+from embodyrl.config.issues import ConfigIssue, MissingDependency
+from embodyrl.config.rules import on_policy_algorithms
 from embodyrl.envs.gymnasium.families import OWN_PACKAGES, family
 from embodyrl.envs.gymnasium.tasks import GYMNASIUM, Facts, known_tasks, own_tasks, why_not_single, why_unknown
 from embodyrl.errors import UserError, did_you_mean
@@ -51,7 +51,7 @@ def _lacking(config: Config) -> Iterator[ConfigIssue]:
         needed = OWN_PACKAGES.get(folders.get(task, ""))
         if needed is not None and not needed.is_met():
             message = f"the Gymnasium environment {task!r} needs the package {needed.module!r}, which is not installed"
-            yield LackingHere(f"env.tasks.{index}", message, needed.install)
+            yield MissingDependency(f"env.tasks.{index}", message, needed.install)
 
 
 def _misfits(config: Config) -> Iterator[ConfigIssue]:
@@ -139,7 +139,7 @@ def _choices(config: Config) -> Iterator[ConfigIssue]:
             yield ConfigIssue(
                 (f"env.tasks.{index}", "algorithm.name"),
                 f"algorithm {config.algorithm.name!r} learns continuous actions, and those of {task!r} are discrete",
-                f"set algorithm to {of_newest_rollouts(config)}{head}",
+                f"set algorithm to {on_policy_algorithms(config)}{head}",
             )
 
 

@@ -2,6 +2,6 @@
 
 from embodyrl.envs.manager.manager import EnvManager, InvalidResult
 from embodyrl.envs.manager.memory import StepResult
-from embodyrl.envs.manager.simulators import Playing, Simulators
+from embodyrl.envs.manager.simulators import EpisodePlayer, Simulators
 
-__all__ = ["EnvManager", "InvalidResult", "Playing", "Simulators", "StepResult"]
+__all__ = ["EnvManager", "EpisodePlayer", "InvalidResult", "Simulators", "StepResult"]

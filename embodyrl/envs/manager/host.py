@@ -224,9 +224,9 @@ class _Server:
         slots, episodes = _slots(asked), asked.header["episodes"]
         return slots, asked.arrays["actions"], None if episodes is None else self._named(slots, episodes)
 
-    def _named(self, slots: Sequence[int], told: Sequence[Any]) -> list[EpisodeSpec | None]:
+    def _named(self, slots: Sequence[int], sent: Sequence[Any]) -> list[EpisodeSpec | None]:
         """Return the episodes of a message: its fields, null for none, true for the one that was sent last."""
-        for slot, each in zip(slots, told, strict=True):
+        for slot, each in zip(slots, sent, strict=True):
             if each is not True:
                 self._episodes[slot] = None if each is None else EpisodeSpec(**each)
         return [self._episodes[slot] for slot in slots]

@@ -74,8 +74,8 @@ class RemoteManager:
     def reset(self, slots: Slots, episodes: Sequence[EpisodeSpec]) -> Observation:
         """Start an episode in each slot; see `EnvManager.reset`."""
         chosen = _numbers(slots)
-        told = self._telling(chosen, episodes)
-        asked = {"slots": chosen, "episodes": told}
+        sent = self._telling(chosen, episodes)
+        asked = {"slots": chosen, "episodes": sent}
         return self._ask("reset", asked, place=self._images.of(chosen), read=self._observation_of(len(chosen)))
 
     def step(
@@ -209,8 +209,8 @@ class RemoteManager:
         read: Callable[[Message], T],
     ) -> T:
         chosen, chunk = _numbers(slots), {"actions": np.asarray(actions, np.float32)}
-        told = None if next_episodes is None else self._telling(chosen, next_episodes)
-        asked, place = {"slots": chosen, "episodes": told}, self._images.of(chosen)
+        sent = None if next_episodes is None else self._telling(chosen, next_episodes)
+        asked, place = {"slots": chosen, "episodes": sent}, self._images.of(chosen)
         return self._ask(method, asked, arrays=chunk, place=place, read=read)
 
     # ---- answers, which are a `LineError` if they are anything else
@@ -308,12 +308,12 @@ class RemoteManager:
         """Return episodes for a message: their fields, None for none, True for one that the host has."""
         if len(episodes) != len(slots):
             raise ValueError(f"got {len(episodes)} episodes for {len(slots)} envs")
-        told: list[Any] = []
+        sent: list[Any] = []
         for slot, episode in zip(slots, episodes, strict=True):
             known = slot in self._told and self._told[slot] is episode
-            told.append(True if known else None if episode is None else _fields(episode))
+            sent.append(True if known else None if episode is None else _fields(episode))
             self._told[slot] = episode
-        return told
+        return sent
 
 
 LONGEST_S = 86400.0

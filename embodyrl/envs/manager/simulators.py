@@ -14,7 +14,7 @@ from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.placement.launcher import WorkerError
 
 
-class Playing(Protocol):
+class EpisodePlayer(Protocol):
     """Slots that play episodes from their start: what an evaluation needs. `EnvManager` describes every method, and how
     long images stay valid."""
 
@@ -39,7 +39,7 @@ class Playing(Protocol):
         ...
 
 
-class Simulators(Playing, Protocol):
+class Simulators(EpisodePlayer, Protocol):
     """All that can be done with slots."""
 
     def send(self, slots: Slots, actions: ArrayLike, next_episodes: Sequence[EpisodeSpec | None] | None = None) -> None:

@@ -14,7 +14,7 @@ from embodyrl.methods.imitation.first import CLONING, FirstImitation
 from embodyrl.methods.imitation.imitation import Imitation
 from embodyrl.methods.learner import Baseline
 from embodyrl.methods.replay.learner import ReplayLearner
-from embodyrl.rollout.replay import Beside, Minibatch, Replay
+from embodyrl.rollout.replay import DemonstrationSampler, Minibatch, Replay
 
 if TYPE_CHECKING:
     from embodyrl.data.batches import Demonstrations
@@ -60,13 +60,15 @@ class Aggregation(ReplayLearner):
             self.statistics.begin(None, transitions)
         yield from FirstImitation(self.imitation, demonstrations, self._first_steps, message).steps(done)
 
-    def sampler(self, replay: Replay, transitions: Transitions | None) -> Beside | None:
+    def sampler(self, replay: Replay, transitions: Transitions | None) -> DemonstrationSampler | None:
         """See `ReplayLearner`. All that is known has a label, whoever acted: there is nothing to distinguish."""
         if transitions is None:
             return None
         share = self.algorithm.off_policy.demonstrations
         known = len(transitions) + len(replay)
-        return Beside(demonstrations=transitions, share=len(transitions) / known if isinstance(share, str) else share)
+        return DemonstrationSampler(
+            demonstrations=transitions, share=len(transitions) / known if isinstance(share, str) else share
+        )
 
     def learn(self, minibatches: Iterable[Minibatch], task_descriptions: Sequence[str] = ()) -> dict[str, float]:
         """See `ReplayLearner`."""

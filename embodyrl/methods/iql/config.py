@@ -17,7 +17,7 @@ from embodyrl.registry import SupportedModel
 
 @dataclass(frozen=True, kw_only=True)
 class ImplicitConfig(CriticizedConfig):
-    """Learning from demonstrations by what they are worth, then also from a replay. `critics.actor_uses` is the value
+    """Implicit Q-learning from demonstrations, then also from a replay. `critics.actor_uses` is the value
     of an action, of which a state's is an expectile."""
 
     offline_iterations: int = setting(20, low=0)

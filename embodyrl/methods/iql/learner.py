@@ -1,10 +1,10 @@
-"""Implicit Q-learning: critics whose targets never ask what an action outside of the data is worth, and a policy that
-imitates the actions that are worth most (Kostrikov et al. 2021, arXiv:2110.06169). The formulas are in
-`algorithms.off_policy`. Unlike there, the policy imitates what a demonstrator wanted where a push executed something
-else; what that is worth the critics guess.
+"""Implicit Q-learning: critics whose targets never ask for the value of an action outside of the data, and a policy
+that imitates the actions of the highest value (Kostrikov et al. 2021, arXiv:2110.06169). The formulas are in
+`algorithms.off_policy`. Unlike there, the policy imitates an expert's label where a perturbed action was executed;
+its value is the critics' guess.
 
 A policy with a squashed head imitates by the squared error of its most likely actions, from the features that the
-critics see. Any other one imitates by its own supervised loss, in which samples weigh by what they are worth.
+critics see. Any other one imitates by its own supervised loss, with advantage weights.
 
 Shapes: `M` decisions of a minibatch, or those of them that this rank has; `N` numbers of a chunk of actions.
 """
@@ -37,7 +37,7 @@ from embodyrl.methods.replay.critic_encoder import CriticEncoder
 from embodyrl.methods.replay.critics import Critics
 from embodyrl.methods.replay.learner import CriticLearner, EncodedMinibatch
 from embodyrl.models.policy import Policy, SoftPolicy
-from embodyrl.rollout.replay import Beside, Minibatch, Replay
+from embodyrl.rollout.replay import DemonstrationSampler, Minibatch, Replay
 from embodyrl.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -79,10 +79,12 @@ class ImplicitQ(CriticLearner):
         """See `ReplayLearner`."""
         return self.settings.offline_iterations == 0
 
-    def sampler(self, replay: Replay, transitions: Transitions | None) -> Beside | None:
+    def sampler(self, replay: Replay, transitions: Transitions | None) -> DemonstrationSampler | None:
         """See `ReplayLearner`."""
         assert transitions is not None, "the config rules ask for it"
-        return Beside(demonstrations=transitions, share=self.settings.demonstrations, interventions_join=True)
+        return DemonstrationSampler(
+            demonstrations=transitions, share=self.settings.demonstrations, interventions_join=True
+        )
 
     def _learn(self, minibatch: Minibatch, seen: EncodedMinibatch) -> Metrics:
         """Make a step of the values, of the critics, and, once these have learned something, of the policy."""
@@ -140,9 +142,9 @@ class ImplicitQ(CriticLearner):
 
     @torch.no_grad()
     def _wanted(self, seen: EncodedMinibatch, worth: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the chunks `[M, C, D]` that the policy imitates, and what they are worth `[M]`: what a demonstrator
-        wanted, where that is known, in place of what a push made of it; elsewhere what was executed, which is worth
-        `worth`."""
+        """Return the chunks `[M, C, D]` that the policy imitates, and their advantage weights `[M]`: the expert's
+        labels where there are some, which differ from perturbed actions that were executed; elsewhere what was
+        executed, with the weight `worth`."""
         executed: Tensor = seen.columns["actions"]
         if seen.labels is None or seen.labelled is None:
             return executed, worth

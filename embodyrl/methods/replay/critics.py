@@ -68,10 +68,12 @@ class Critics(nn.Module):
     def _values(self, features: Tensor, actions: Tensor, which: Tensor | None, *, frozen: bool) -> Tensor:
         def taken(parameters: Sequence[Tensor]) -> list[Tensor]:
             chosen = parameters if which is None else [each.index_select(0, which) for each in parameters]
+            # Detached weights receive no gradient, so the backward pass leaves out half of its products.
             return [each.detach() for each in chosen] if frozen else [*chosen]
 
         weights, biases = taken([*self.weights]), taken([*self.biases])
         gains, shifts = taken([*self.gains]), taken([*self.shifts])
+        # `expand` copies nothing: all critics read the same `[M, F + N]`.
         hidden = torch.cat([features, actions], -1).expand(len(weights[0]), -1, -1)
         for layer, (weight, bias) in enumerate(zip(weights[:-1], biases[:-1], strict=True)):
             hidden = torch.baddbmm(bias, hidden, weight)

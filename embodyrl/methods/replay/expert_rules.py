@@ -15,7 +15,7 @@ HERE = "algorithm.off_policy.intervene"
 
 
 def check(config: Config, settings: InterveneConfig, needs: Needs) -> Iterator[ConfigIssue]:
-    """Check the expert beside the policy."""
+    """Check the settings of interventions by an expert."""
     if needs.steering is not None:
         yield ConfigIssue(
             (HERE, "algorithm.name"),

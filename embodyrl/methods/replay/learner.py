@@ -33,7 +33,7 @@ from embodyrl.methods.replay.statistics import Statistics
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import ActOutput, Inputs, Policy, SoftPolicy
 from embodyrl.rollout.batch import TrajectoryBatch
-from embodyrl.rollout.replay import Beside, Minibatch, Replay
+from embodyrl.rollout.replay import DemonstrationSampler, Minibatch, Replay
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.clock import Phase
 
@@ -70,7 +70,7 @@ class ReplayLearner(Learner):
         begins = replay is not None and not (replay.has_begun or replay.is_refilled)
         return begins and self.acts_randomly_first
 
-    def sampler(self, replay: Replay, transitions: Transitions | None) -> Beside | None:
+    def sampler(self, replay: Replay, transitions: Transitions | None) -> DemonstrationSampler | None:
         """Return the demonstrations that are in every minibatch, if there are any."""
         return None
 
@@ -159,8 +159,11 @@ class CriticLearner(ReplayLearner):
         """What the critics see with, where the policy shows them nothing."""
         self.statistics = Statistics(engine, [engine.policy, *([] if critic_encoder is None else [critic_encoder])])
         self.size = self.eyes.decision_size
+        # On the CPU, so that critics start alike on all devices.
         start = torch.Generator().manual_seed(derive_seed(seed, "critics"))
         self.critics = Critics(self.eyes.feature_dim + self.size, critics, start).to(device)
+        # Targets come from slow copies: critics that chase their own newest values diverge (Lillicrap et al. 2016,
+        # arXiv:1509.02971, section 3).
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         encoder = self.eyes.encoder_parameters()
         of_critics = dataclasses.replace(config, lr=config.critic_lr or config.lr, critic_lr=None)
@@ -274,6 +277,7 @@ class CriticLearner(ReplayLearner):
         with engine.train_mode(), engine.clock.measure(Phase.train):
             for optimizer in self.optimizers.values():
                 optimizer.set_learning_rate(engine.version)
+            # The next minibatch is read only now: on a GPU the steps of the last one are still being computed.
             for minibatch in engine.clock.pulling(Phase.preprocess, minibatches):
                 history.append(self._learn(minibatch, self.encode(minibatch)))
                 self.follow()
@@ -291,6 +295,7 @@ class CriticLearner(ReplayLearner):
     def encode(self, minibatch: Minibatch) -> EncodedMinibatch:
         """Compute what the networks see, and the return of each decision by `algorithm.reward`."""
         settings, device = self.algorithm, self.device
+        # Rewards are computed here: the replay holds what the simulator gave, and nothing that was derived from it.
         columns = {name: column.to(device, non_blocking=True) for name, column in minibatch.columns.items()}
         if self._pixels:
             columns |= self._shifted(columns, minibatch)
@@ -300,6 +305,7 @@ class CriticLearner(ReplayLearner):
         shaped = (rewards - settings.time_penalty) * executed * settings.reward_scale
         discounts: dict[str, Any] = {"gamma": settings.gamma, "discount_per": settings.discount_per}
         encoded = self.features(columns)
+        # What followed is seen for targets, through which no gradient flows.
         with torch.no_grad():
             following = self.features(columns, "next_")
         return EncodedMinibatch(
@@ -359,6 +365,7 @@ class CriticLearner(ReplayLearner):
     def _step(self, optimizer: Optimizer, losses: Tensor, minibatch: Minibatch) -> Tensor | None:
         """Make an optimiser step by the mean of losses over the whole minibatch, of which these are this rank's;
         returns this rank's part of the mean, or None if the step was not finite and left out."""
+        # Divided by the size over all ranks, whose gradients are added up: a step is the same for any number of ranks.
         loss = losses.sum() / minibatch.size
         optimizer.clear()
         loss.backward()
@@ -375,6 +382,7 @@ class CriticLearner(ReplayLearner):
         """Return the metrics of an iteration: the same on all ranks."""
         metrics = {"train/updates": float(self.made)}
         for name in dict.fromkeys(name for row in history for name in row):
+            # Numbers stay on the device until here: reading each would wait for the device once a step.
             column = torch.stack([row[name] for row in history if name in row])
             every = torch.stack(self.ranks.gather(column))
             largest = name.endswith("_max")

@@ -11,7 +11,7 @@ import psutil
 
 from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.needs import Learns, Needs
-from embodyrl.config.rules import action_dim, fact, needs_of_all, of_newest_rollouts, state_dim
+from embodyrl.config.rules import action_dim, fact, needs_of_all, on_policy_algorithms, state_dim
 from embodyrl.config.schema import Config, DataConfig, Episodes, ParallelBackend, RolloutMode
 from embodyrl.data.check import check as check_demonstrations
 from embodyrl.data.check import check_for_critics
@@ -63,7 +63,7 @@ def _model(config: Config, needs: Needs) -> Iterator[ConfigIssue]:
             ("algorithm.name", "model.name"),
             f"algorithm {name!r} needs actions that are differentiable functions of noise, which model {model!r} does "
             "not have",
-            f"set algorithm to {of_newest_rollouts(config)}{steer}, or model to {_able_models(config)} with "
+            f"set algorithm to {on_policy_algorithms(config)}{steer}, or model to {_able_models(config)} with "
             "model.head: squashed",
         )
 

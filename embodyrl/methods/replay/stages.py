@@ -11,7 +11,7 @@ from embodyrl.methods.replay.learner import ReplayLearner
 from embodyrl.methods.stages import batch_of, free_simulators
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.rollout.batch import BatchError
-from embodyrl.rollout.replay import Beside, Replay
+from embodyrl.rollout.replay import DemonstrationSampler, Replay
 from embodyrl.rollout.spread import bring_own
 
 HOPELESS = 20
@@ -34,7 +34,8 @@ def improve(iteration: Iteration) -> None:
     was added since. Adds `train/` metrics."""
     replay, learner = replay_of(iteration), learner_of(iteration)
     settings = learner.algorithm.off_policy
-    steps = replay.take_owed(settings.updates_per_step)
+    steps = replay.take_updates(settings.updates_per_step)
+    # Before learning, so that with `env.offload` their memory is free for it.
     free_simulators(iteration)
     if steps:
         minibatches = replay.minibatches(steps, settings.batch_size, learner.sampler(replay, iteration.transitions))
@@ -49,7 +50,7 @@ def improve_offline(iteration: Iteration) -> None:
     """Learn from demonstrations alone, `data.steps` steps. Adds `train/` metrics."""
     replay, learner = replay_of(iteration), learner_of(iteration)
     assert iteration.transitions is not None, "the config rules ask for data.path"
-    alone = Beside(demonstrations=iteration.transitions, share=1.0)
+    alone = DemonstrationSampler(demonstrations=iteration.transitions, share=1.0)
     steps, size = iteration.config.data.steps, learner.algorithm.off_policy.batch_size
     learner.learn_from(replay.minibatches(steps, size, alone), iteration)
     iteration.metrics |= replay.metrics() | iteration.engine.memory_metrics()

@@ -21,7 +21,7 @@ from embodyrl.methods.imitation.imitation import Imitation
 from embodyrl.methods.learner import BuildEngine, LearnerAlone
 from embodyrl.methods.reward_classifier.config import RewardClassifierConfig
 from embodyrl.models.classifier import SuccessClassifier, spec_of_answers
-from embodyrl.models.judging import CLASSIFIER, ClassifierFacts, Seen
+from embodyrl.models.judging import CLASSIFIER, ClassifierFacts, ClassifierInput
 from embodyrl.tracking.intervals import wilson_interval
 
 THRESHOLDS = (0.5, 0.7, 0.9, 0.95)
@@ -95,7 +95,7 @@ class ClassifierLearner(LearnerAlone):
         self._shown = Judgements(dataset, config, config.algorithm.held_out)
         env = config.env
         height, width = env.image_size if env.cameras else (0, 0)
-        self._seen = Seen(
+        self._seen = ClassifierInput(
             state_dim=dataset.spec.state_dim, cameras=tuple(env.cameras), image_size=(height, width), frames=env.frames
         )
         single = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, chunk_size=1))

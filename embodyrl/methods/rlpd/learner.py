@@ -25,7 +25,7 @@ from embodyrl.methods.replay.learner import EncodedMinibatch
 from embodyrl.methods.rlpd.config import RLPDConfig
 from embodyrl.methods.sac.learner import SoftActorCritic
 from embodyrl.models.policy import SoftPolicy
-from embodyrl.rollout.replay import Beside, Minibatch, Replay
+from embodyrl.rollout.replay import DemonstrationSampler, Minibatch, Replay
 
 if TYPE_CHECKING:
     from embodyrl.data.batches import Demonstrations
@@ -90,11 +90,11 @@ class DemonstratedActorCritic(SoftActorCritic):
         if self._imitation.cloned_coef:
             self.cloned = copy.deepcopy(self.policy).requires_grad_(False)
 
-    def sampler(self, replay: Replay, transitions: Transitions | None) -> Beside | None:
+    def sampler(self, replay: Replay, transitions: Transitions | None) -> DemonstrationSampler | None:
         """See `ReplayLearner`."""
         share = self.algorithm.off_policy.demonstrations
         assert transitions is not None, "the config rules ask for it"
-        return Beside(demonstrations=transitions, share=share, interventions_join=True)
+        return DemonstrationSampler(demonstrations=transitions, share=share, interventions_join=True)
 
     def _is_actors_turn(self) -> bool:
         """See `SoftActorCritic`; the critics may learn alone at first."""

@@ -52,6 +52,7 @@ class SoftActorCritic(CriticLearner):
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature.initial), device=self.device))
         wanted = temperature.target_entropy
         self.target_entropy = usual_target_entropy(self.size) if isinstance(wanted, str) else wanted
+        # The temperature has a rate of its own; decay would pull its logarithm towards 0, the temperature towards 1.
         of_temperature = dataclasses.replace(config, lr=temperature.lr, critic_lr=None, weight_decay=0.0)
         self.optimizers["temperature"] = Optimizer(
             [self.log_temperature], of_temperature, engine.iterations, keep_gradients=True
@@ -77,6 +78,8 @@ class SoftActorCritic(CriticLearner):
 
     def _learn(self, minibatch: Minibatch, seen: EncodedMinibatch) -> Metrics:
         """Make a step of the critics, and every `actor_every`-th time one of the policy and of the temperature."""
+        # Drawn for the whole minibatch, of which each rank takes that of its own decisions: with any number of ranks a
+        # decision meets the same noise.
         noise = torch.randn(2, minibatch.size, self.size, generator=self.noise, device=self.noise.device)
         own = noise[:, minibatch.places.to(noise.device)]
         metrics = self._learn_critics(minibatch, seen, own[0])
@@ -92,6 +95,8 @@ class SoftActorCritic(CriticLearner):
     def _learn_critics(self, minibatch: Minibatch, seen: EncodedMinibatch, noise: Tensor) -> Metrics:
         """Step the critics towards their targets; `noise` `[M, N]` is that of the actions that follow."""
         settings, optimizer = self.settings, self.optimizers["critic"]
+        # The policy as it is now acts after each decision, whichever policy took that: this is what lets SAC learn from
+        # old decisions.
         with torch.no_grad():
             actions, logprobs = self.policy.draw(seen.following, noise)
             targets = soft_targets(
@@ -114,6 +119,8 @@ class SoftActorCritic(CriticLearner):
         actions."""
         settings = self.settings
         actions, logprobs = self.policy.draw(seen.features, noise)
+        # The critics judge without learning from it (`of_actions`), and `features` carry no gradient: the encoder
+        # learns from the critics alone (Yarats et al. 2021, arXiv:1910.01741).
         losses = actor_losses(
             self.critics.of_actions(seen.features, actions),
             logprobs,
@@ -126,12 +133,13 @@ class SoftActorCritic(CriticLearner):
         if loss is not None:
             metrics |= {name: each.detach().sum() / minibatch.size for name, each in extra.items()}
         if settings.temperature.learn:
+            # Up while the entropy is below its target, down while it is above.
             losses = temperature_losses(self.log_temperature, logprobs, target_entropy=self.target_entropy)
             self._step(self.optimizers["temperature"], losses, minibatch)
         return metrics
 
     def extra_losses(self, minibatch: Minibatch, seen: EncodedMinibatch) -> dict[str, Tensor]:
-        """Return what is added to the policy's losses, `[M]` each, by the name of its metric."""
+        """Return auxiliary losses of the policy, `[M]` each, by the name of its metric."""
         return {}
 
     def _means(self, history: list[Metrics]) -> dict[str, float]:

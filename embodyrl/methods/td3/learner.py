@@ -22,7 +22,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.methods.replay.learner import CriticLearner, EncodedMinibatch, restore_stream
 from embodyrl.methods.td3.config import TD3Config
 from embodyrl.models.policy import SoftPolicy
-from embodyrl.rollout.replay import Beside, Minibatch, Replay
+from embodyrl.rollout.replay import DemonstrationSampler, Minibatch, Replay
 from embodyrl.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -47,11 +47,13 @@ class TwinDelayed(CriticLearner):
         self.noise = torch.Generator(self.device).manual_seed(derive_seed(engine.seed, "improve"))
         """Noise of the actions of targets."""
 
-    def sampler(self, replay: Replay, transitions: Transitions | None) -> Beside | None:
+    def sampler(self, replay: Replay, transitions: Transitions | None) -> DemonstrationSampler | None:
         """See `ReplayLearner`."""
         if transitions is None:
             return None
-        return Beside(demonstrations=transitions, share=self.settings.demonstrations, interventions_join=True)
+        return DemonstrationSampler(
+            demonstrations=transitions, share=self.settings.demonstrations, interventions_join=True
+        )
 
     @property
     def acts_randomly_first(self) -> bool:
@@ -60,6 +62,7 @@ class TwinDelayed(CriticLearner):
 
     def _learn(self, minibatch: Minibatch, seen: EncodedMinibatch) -> Metrics:
         """Make a step of the critics, and every `actor_every`-th time one of the policy."""
+        # Drawn for the whole minibatch, see `SoftActorCritic`.
         noise = torch.randn(minibatch.size, self.size, generator=self.noise, device=self.noise.device)
         metrics = self._learn_critics(minibatch, seen, noise[minibatch.places.to(noise.device)])
         self.made += 1
@@ -83,8 +86,10 @@ class TwinDelayed(CriticLearner):
         """Step the critics towards R + Gam min_j Q'_j(s', pi'(s') + clipped noise), algorithm 1; `noise` `[M, N]`."""
         settings = self.settings
         with torch.no_grad():
+            # Noise around the action that follows smooths the values: a narrow peak, mostly an error, is averaged away.
             most = settings.target_noise_clip
             actions = self.target_policy.mode(seen.following) + (settings.target_noise * noise).clamp(-most, most)
+            # The smaller value counts, since an error upwards is what the policy would go for.
             values = self.targets(seen.following, actions.clamp(-1.0, 1.0), self._subset()).amin(0)
             targets = implicit_targets(seen.returns, seen.factors, values)
         values = self.critics(seen.encoded, seen.actions)

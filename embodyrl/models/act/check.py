@@ -122,7 +122,7 @@ def state_parts(sizes: Architecture, simulator: SimulatorSpec | None) -> StatePa
     return StateParts(size, [number for number in range(size) if number not in environment], environment)
 
 
-def misfits(
+def incompatibilities(
     sizes: Architecture, scales: Scales, model: ACTConfig, chunk: int, simulator: SimulatorSpec | None
 ) -> Iterator[ConfigIssue]:
     """Yield an issue for each part of a checkpoint that does not fit a simulator.

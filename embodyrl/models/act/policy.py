@@ -19,7 +19,7 @@ from torch.nn import functional
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
-from embodyrl.models.act.check import misfits, state_parts
+from embodyrl.models.act.check import incompatibilities, state_parts
 from embodyrl.models.act.checkpoint import PREFIX, CheckpointFiles, own_name
 from embodyrl.models.act.config import ACTConfig, Architecture, with_options
 from embodyrl.models.act.network import ACT, ResNet, initialize
@@ -77,7 +77,7 @@ class ACTPolicy(Policy):
         self.files = CheckpointFiles.of(config, simulator, chunk_size)
         self.architecture = sizes = with_options(self.files.architecture, config)
         scales = self.files.scales()
-        for issue in misfits(sizes, scales, config, chunk_size, simulator):
+        for issue in incompatibilities(sizes, scales, config, chunk_size, simulator):
             raise PolicyError(f"{issue.message}: {issue.hint}")
         self.network = _build_network(sizes, random=config.checkpoint is None)
         self.stored: dict[str, torch.dtype] = {}

@@ -119,7 +119,7 @@ def _check_folder(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:
         "model.embodiment_id", lambda: embodiment_number(robot.tag, model.embodiment_id, sizes.embodiments)
     )
     cameras = len(config.env.cameras)
-    yield from misfits(robot, sizes, config.rollout.chunk_size, cameras, SimulatorSizes.of_config(config))
+    yield from incompatibilities(robot, sizes, config.rollout.chunk_size, cameras, SimulatorSizes.of_config(config))
     if TOKENIZER in files.companions and cameras:  # the other form cannot be read without torch
         yield from _check_prompts(config, with_kept(model, Path(str(model.checkpoint))), files)
 
@@ -157,7 +157,7 @@ def robot_of(metadata: Mapping[str, Any], origin: str, model: Gr00tConfig) -> Ro
     )
 
 
-def misfits(
+def incompatibilities(
     robot: Robot, sizes: Architecture, chunk: int, cameras: int, there: SimulatorSizes
 ) -> Iterator[ConfigIssue]:
     """Yield an issue for each part of a checkpoint that does not fit a simulator.

@@ -18,7 +18,7 @@ from embodyrl.models import lerobot
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
-from embodyrl.models.gr00t.check import misfits, robot_of
+from embodyrl.models.gr00t.check import incompatibilities, robot_of
 from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot
 from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, ValueInput, embodiment_number
 from embodyrl.models.gr00t.head import Condition, Embodiment
@@ -194,6 +194,6 @@ def _fit(robot: Robot, sizes: Architecture, chunk_size: int, simulator: Simulato
         images = len(simulator.cameras)
     if not images:
         raise PolicyError("the model needs images", "set env.cameras")
-    for issue in misfits(robot, sizes, chunk_size, images, SimulatorSizes.of(simulator)):
+    for issue in incompatibilities(robot, sizes, chunk_size, images, SimulatorSizes.of(simulator)):
         raise PolicyError(f"{issue.message}: {issue.hint}")
     return images

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.needs import Learns
-from embodyrl.config.rules import acts_by_choice, needs_of_all, of_newest_rollouts, replay_of
+from embodyrl.config.rules import acts_by_choice, needs_of_all, on_policy_algorithms, replay_of
 from embodyrl.config.schema import WIDEST_LAYER, Config, ModelConfig, setting
 from embodyrl.models.mlp.check import check_saved
 
@@ -80,7 +80,7 @@ def check_head(config: Config) -> Iterator[ConfigIssue]:
             ("model.head", "algorithm.name"),
             f"algorithm {config.algorithm.name!r} learns from a replay, for which model.head = 'gaussian' does not "
             "serve: its spread ignores the observation, and it leaves the action range",
-            f"set model.head to squashed, or algorithm to {of_newest_rollouts(config)}",
+            f"set model.head to squashed, or algorithm to {on_policy_algorithms(config)}",
             fix={"model.head": "squashed"},
         )
     if squashed and learns is Learns.likelihood:

@@ -54,7 +54,7 @@ Options = TypeVar("Options", bound=PiConfig)
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
-def settled(config: Options, files: CheckpointFiles) -> Options:
+def with_defaults(config: Options, files: CheckpointFiles) -> Options:
     """Return the options with null values for prompt, times and normalisation filled: as saved with the policy, else
     by its files. The normalisation stays null where LeRobot's files may state it, see `ways_of`.
 
@@ -114,7 +114,7 @@ def notes(config: Config) -> Iterator[str]:
     if model.checkpoint is None or not Path(model.checkpoint).is_dir():
         return
     files = CheckpointFiles.read(model)
-    options, kept = settled(model, files), with_kept(model, Path(model.checkpoint))
+    options, kept = with_defaults(model, files), with_kept(model, Path(model.checkpoint))
     if isinstance(options, Pi05Config) and options.state is StateInput.prompt:
         assert isinstance(model, Pi05Config) and isinstance(kept, Pi05Config)
         width = files.architecture(model.name).state_dim
@@ -221,12 +221,12 @@ def _check_folder(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
         )
         return
     yield from check_images_shown(model.cameras, config, architecture.images)
-    options = yield from attempt("model.checkpoint", lambda: settled(model, files))
+    options = yield from attempt("model.checkpoint", lambda: with_defaults(model, files))
     if options is None:
         return
     there = SimulatorSizes.of_config(config)
     robot = yield from _read_robot(there, options, files)
-    yield from misfits(architecture, config.rollout.chunk_size, robot, there, options.relative_action_dims)
+    yield from incompatibilities(architecture, config.rollout.chunk_size, robot, there, options.relative_action_dims)
     yield from _check_prompts(config, options, files, architecture, robot)
 
 
@@ -277,7 +277,7 @@ def _read_robot(
     return (yield from attempt(source, lambda: robot_of(statistics[key], model, files, there)))
 
 
-def misfits(
+def incompatibilities(
     sizes: Architecture, chunk: int, robot: Robot | None, there: SimulatorSizes, relative: int
 ) -> Iterator[ConfigIssue]:
     """Yield an issue for each part of a checkpoint that does not fit a simulator.

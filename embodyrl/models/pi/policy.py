@@ -21,7 +21,7 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.lerobot import Robot
-from embodyrl.models.pi.check import misfits, settled, written_numbers
+from embodyrl.models.pi.check import incompatibilities, with_defaults, written_numbers
 from embodyrl.models.pi.checkpoint import CheckpointFiles, robot_of
 from embodyrl.models.pi.config import Architecture, DenoisingTimes, PiConfig, StateInput, ValueFrom
 from embodyrl.models.pi.network import Pi, Prefix, initialize
@@ -40,7 +40,7 @@ REMEDY = "choose statistics (model.unnorm_key) of this robot, or its matching co
 
 
 @dataclass(frozen=True)
-class Seen:
+class EncodedPrefix:
     """Encoded observation, the input of every denoising step."""
 
     prefix: Prefix
@@ -66,7 +66,7 @@ class PiPolicy(FlowPolicy):
     def __init__(self, config: PiConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
         super().__init__(config, simulator, chunk_size)
         self.files = CheckpointFiles.of(config, simulator, chunk_size)
-        self.config = config = settled(config, self.files)
+        self.config = config = with_defaults(config, self.files)
         self.architecture = self.files.architecture(config.name)
         robot = self._choose_robot(simulator, chunk_size)
         self.network = _build_network(self.architecture, random=config.checkpoint is None).to(self.dtype)
@@ -99,7 +99,7 @@ class PiPolicy(FlowPolicy):
         there, statistics = SimulatorSizes.of(simulator), self.files.statistics
         chosen = statistics[choose_key(statistics, self.config.unnorm_key)]
         robot = robot_of(chosen, self.config, self.files, there)
-        for issue in misfits(self.architecture, chunk_size, robot, there, self.config.relative_action_dims):
+        for issue in incompatibilities(self.architecture, chunk_size, robot, there, self.config.relative_action_dims):
             raise PolicyError(f"{issue.message}: {issue.hint}")
         return robot
 
@@ -146,7 +146,7 @@ class PiPolicy(FlowPolicy):
 
     # ----------------------------------------------------------------------------------------------------- the network
 
-    def condition(self, inputs: Inputs) -> Seen:
+    def condition(self, inputs: Inputs) -> EncodedPrefix:
         """See `FlowPolicy.condition`."""
         images = inputs["pixel_values"]
         there = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device)
@@ -154,14 +154,14 @@ class PiPolicy(FlowPolicy):
             prefix = self.network.read(
                 images.to(self.dtype), there, inputs["input_ids"], inputs["attention_mask"].bool()
             )
-        return Seen(prefix, inputs["state"].to(self.dtype))
+        return EncodedPrefix(prefix, inputs["state"].to(self.dtype))
 
-    def denoise(self, condition: Seen, x: Tensor, time: Tensor) -> Denoised:
+    def denoise(self, condition: EncodedPrefix, x: Tensor, time: Tensor) -> Denoised:
         """See `FlowPolicy.denoise`."""
         velocity, hidden = self.network(condition.prefix, x.to(self.dtype), time, condition.state)
         return Denoised(velocity.float(), hidden)
 
-    def value_features(self, condition: Seen, denoised: Denoised) -> Tensor:
+    def value_features(self, condition: EncodedPrefix, denoised: Denoised) -> Tensor:
         """Return the mean of the action expert's outputs, or of the language model's outputs for the prefix."""
         if self.config.value_from is ValueFrom.expert:
             return denoised.hidden.float().mean(1)

@@ -117,7 +117,9 @@ def _check_folder(config: Config, model: SmolVLAConfig) -> Iterator[ConfigIssue]
         return
     yield from check_images_shown(model.cameras, config, architecture.images)
     robot = yield from _read_robot(files, model)
-    yield from misfits(architecture, robot, model, config.rollout.chunk_size, SimulatorSizes.of_config(config))
+    yield from incompatibilities(
+        architecture, robot, model, config.rollout.chunk_size, SimulatorSizes.of_config(config)
+    )
     length = model.prompt_length or architecture.prompt_length
     prompts = Prompts(tokenizer, pad=architecture.pad_token, length=length)
     try:
@@ -138,7 +140,7 @@ def _read_robot(files: CheckpointFiles, model: SmolVLAConfig) -> Generator[Confi
     )
 
 
-def misfits(
+def incompatibilities(
     sizes: Architecture, robot: Robot | None, model: SmolVLAConfig, chunk: int, there: SimulatorSizes
 ) -> Iterator[ConfigIssue]:
     """Yield an issue for each part of a checkpoint that does not fit a simulator.

@@ -27,7 +27,7 @@ from embodyrl.models.policy import (
     PolicyObservation,
 )
 from embodyrl.models.saved import PUBLISHED
-from embodyrl.models.smolvla.check import misfits
+from embodyrl.models.smolvla.check import incompatibilities
 from embodyrl.models.smolvla.checkpoint import CheckpointFiles, own_name, public_name
 from embodyrl.models.smolvla.config import SmolVLAConfig
 from embodyrl.models.smolvla.network import Prefix, SmolVLA, initialize, keep_wide
@@ -64,7 +64,7 @@ class SmolVLAPolicy(FlowPolicy):
         self.files = CheckpointFiles.of(config, simulator, chunk_size)
         self.architecture = sizes = self.files.architecture
         robot = self.files.robot(config)
-        for issue in misfits(sizes, robot, config, chunk_size, SimulatorSizes.of(simulator)):
+        for issue in incompatibilities(sizes, robot, config, chunk_size, SimulatorSizes.of(simulator)):
             raise PolicyError(f"{issue.message}: {issue.hint}")
         self.network = _build_network(self.files, self.dtype, random=config.checkpoint is None)
         self.trace_holds_images = config.frozen is Frozen.language
