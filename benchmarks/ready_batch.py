@@ -37,6 +37,7 @@ from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
 from embodyrl.rollout.collector import Collector
+from embodyrl.rollout.episodes import EpisodeSource
 
 NUM_ENVS, CHUNK, ACTION = 16, 8, 7
 HERE = str(Path(__file__).parent)
@@ -106,7 +107,8 @@ def collector(stack: ExitStack, chunks: int, schedule: Schedule, ready_slots: in
         seed=1,
     )
     rollout = RolloutConfig(num_chunks=chunks, chunk_size=CHUNK, schedule=schedule, ready_slots=ready_slots)
-    collecting = Collector(manager, engine, env=config, rollout=rollout, critic=False, seed=1)
+    source = EpisodeSource(tasks=config.tasks, start_states=config.start_states, group_size=1, seed=1)
+    collecting = Collector(manager, engine, source=source, config=rollout, critic=False)
 
     def run() -> float:
         start = time.perf_counter()

@@ -198,6 +198,8 @@ def line_in(text: str) -> str:
     """Return ` (file:line)` of the innermost line in a traceback, or in the stacks of threads, that is neither in this
     package nor in what is installed; empty if there is none."""
     known = (PACKAGE, sys.prefix, sys.base_prefix, "<")
+    # The stacks of threads are written by `faulthandler`, which escapes all but ASCII.
+    text = re.sub(r"\\(?:x[\da-f]{2}|u[\da-f]{4}|U[\da-f]{8})", lambda match: chr(int(match[0][2:], 16)), text)
     found = [each for each in re.findall(r'File "(.+?)", line (\d+)', text) if not each[0].startswith(known)]
     if not found:
         return ""

@@ -48,9 +48,6 @@ class Needs:
     """Whether demonstrations must show rewards and successes, to be such decisions."""
     expert: InterveneConfig | None = None
     """Expert beside the policy."""
-    exploration: float = 0.0
-    """Standard deviation of Gaussian noise that is added to the actions of rollouts, in units of half the action
-    range."""
     most_likely: bool = False
     """Whether rollouts take the policy's most likely actions, as evaluations do."""
     steering: Any = None

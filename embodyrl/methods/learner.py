@@ -21,6 +21,7 @@ from embodyrl.registry import ALGORITHMS, REWARDS
 if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
     from embodyrl.data.batches import Demonstrations
     from embodyrl.data.transitions import Transitions
+    from embodyrl.rollout.hooks import Hook
     from embodyrl.rollout.replay import Replay
 
 
@@ -61,6 +62,12 @@ class Learner:
     @classmethod
     def apart(cls, policy: Policy, algorithm: AlgorithmConfig) -> Sequence[nn.Parameter]:
         """Return the parameters of a policy that the method steps by an optimiser of its own."""
+        return ()
+
+    @classmethod
+    def hooks(cls, config: Config, simulator: SimulatorSpec) -> Sequence[Hook]:
+        """Return what changes actions or results in rollouts, in each process with simulators; these may have no
+        learner."""
         return ()
 
     # ---- for `embodyrl plan`, which builds no learner

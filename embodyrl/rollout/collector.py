@@ -12,18 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.config.replay import InterveneConfig
-from embodyrl.config.schema import EnvConfig, Episodes, RolloutConfig, Schedule
-from embodyrl.data.experts import Demonstrator
+from embodyrl.config.schema import Episodes, RolloutConfig, Schedule
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import Simulators, StepResult
 from embodyrl.models.policy import ActOutput
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinalObservations, FinishedEpisode, Rollout
-from embodyrl.rollout.hooks import ActionHook, Decision, ExplorationNoise
-from embodyrl.rollout.interventions import Interventions
-from embodyrl.rollout.judging import ClassifierReward
+from embodyrl.rollout.hooks import Decision, Hook
 from embodyrl.screen import task
 from embodyrl.tracking.clock import Phase
 
@@ -96,17 +92,14 @@ class Collector:
     Args:
         manager: the simulators.
         engine: chooses the chunks.
-        env, rollout: their config.
+        source: training episodes of its slots.
+        config: of rollouts.
         critic: keep the critic's values in the batch.
         images: keep the images in the batch.
         following: keep the observations that are in no row, see `FinalObservations`.
-        seed: the run's seed.
         first_slot: number in the run of this process's slot 0.
         slots: of the run; None: only those of this process.
-        expert: acts beside the policy; None: nobody does.
-        intervene: its settings.
-        exploration: standard deviation of Gaussian noise in what is executed, in units of half the action range.
-        judge: says what is solved, and may end episodes; None: the simulators alone do.
+        hooks: change actions and results, each what the one before it has left.
     """
 
     def __init__(
@@ -114,22 +107,18 @@ class Collector:
         manager: Simulators,
         engine: HybridEngine,
         *,
-        env: EnvConfig,
-        rollout: RolloutConfig,
+        source: EpisodeSource,
+        config: RolloutConfig,
         critic: bool,
-        seed: int,
         images: bool = True,
         following: bool = False,
         first_slot: int = 0,
         slots: int | None = None,
-        expert: Demonstrator | None = None,
-        intervene: InterveneConfig | None = None,
-        exploration: float = 0.0,
-        judge: ClassifierReward | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.manager = manager
         self.engine = engine
-        self.config = rollout
+        self.config = config
         self.critic = critic
         self.images = images
         self.following = following
@@ -137,41 +126,22 @@ class Collector:
         self._slots_of_run = manager.num_envs if slots is None else slots
         self.clock = engine.clock
         self.task_descriptions = list(dict.fromkeys(manager.spec.tasks.values()))
-        self._whole = rollout.episodes is Episodes.whole
-        self._columns = manager.num_envs * rollout.episodes_per_slot
+        self._whole = config.episodes is Episodes.whole
+        self._columns = manager.num_envs * config.episodes_per_slot
         """Columns of a batch: the first episodes of all slots, then their second ones, and so on."""
         self._index_of_description = {
             task_description: index for index, task_description in enumerate(self.task_descriptions)
         }
-        self._source = EpisodeSource(
-            tasks=env.tasks,
-            start_states=env.start_states,
-            group_size=rollout.group_size,
-            seed=seed,
-            first_slot=first_slot,
-        )
+        self._source = source
         self._all = np.arange(manager.num_envs)
         self._block = np.arange(manager.num_envs) * len(engine.noise) // manager.num_envs
         """Block of each slot, `[num_envs]`."""
-        self._scheduler = make_scheduler(manager, rollout, self._block)
+        self._scheduler = make_scheduler(manager, config, self._block)
         self._column = self._all.copy()
         """Column that each slot is filling, `[num_envs]`."""
         self._numbers = np.full(manager.num_envs, -1, np.int64)
         self._tracker = EpisodeTracker(manager.num_envs)
-        self._hooks: list[ActionHook] = [ExplorationNoise(manager.spec, exploration)] if exploration else []
-        self._interventions = None
-        if expert is not None and intervene is not None:
-            self._interventions = Interventions(
-                expert,
-                intervene,
-                spec=manager.spec,
-                episode=self._source.episode,
-                num_envs=manager.num_envs,
-                first_slot=first_slot,
-                seed=seed,
-            )
-            self._hooks.append(self._interventions)
-        self._judge = judge
+        self._hooks = tuple(hooks)
         self._mode: Mode = "train"
         self._held: list[tuple[NDArray[np.int64], Observation]] = []
         """Slots in an episode and their observations, with which the next rollout begins. Copies, because evaluation
@@ -243,6 +213,8 @@ class Collector:
         with self.clock.measure(Phase.simulate):
             observation = self.manager.reset(self._all, episodes)
         self._tracker.begin(self._all)
+        for hook in self._hooks:
+            hook.begin(self._all)
         return observation
 
     def _decide_and_send(self, slots: NDArray[np.int64], observation: Observation, collected: _Progress) -> None:
@@ -264,7 +236,7 @@ class Collector:
                     noise=noise,
                 )
             )
-            actions = replaced["actions"]
+            actions = replaced.get("actions", actions)
         with self.clock.measure(Phase.simulate):
             self.manager.send(slots, actions, self._following(slots))
         self._scheduler.sent(slots)
@@ -297,9 +269,7 @@ class Collector:
         if received is None:
             return None
         slots, result = received
-        judged: dict[str, NDArray[Any]] = {}
-        if self._judge is not None:
-            result, judged["judged"] = self._judged(self._judge, slots, result)
+        result, judged = self._judged(slots, result)
         columns = self._column[slots]
         rows, ended = collected.decided[columns] - 1, result.ended
         last = rows + 1 == self.config.num_chunks
@@ -331,13 +301,13 @@ class Collector:
         self._numbers[slots[begins]] += 1
         return slots[goes_on], result.observation if goes_on.all() else result.observation.take(goes_on)
 
-    def _judged(
-        self, judge: ClassifierReward, slots: NDArray[np.int64], result: StepResult
-    ) -> tuple[StepResult, NDArray[np.bool_]]:
-        """Ask the judge about the results of some slots, and begin the next episode of those that it ends; returns the
-        results, and the column `judged`."""
-        before = result.ended
-        result, judged = judge.judge(slots, result)
+    def _judged(self, slots: NDArray[np.int64], result: StepResult) -> tuple[StepResult, dict[str, NDArray[Any]]]:
+        """Let hooks judge the results of some slots, and begin the next episode of those that they end; returns the
+        results, and the columns that hooks add."""
+        before, judged = result.ended, dict[str, NDArray[Any]]()
+        for hook in self._hooks:
+            result, more = hook.judge(slots, result)
+            judged |= more
         ends = result.ended & ~before & self._has_more(slots)
         if not ends.any():
             return result, judged
@@ -446,8 +416,7 @@ class Collector:
             "numbers": self._numbers.tolist(),
             "in_progress": self.in_progress,
             "tracker": self._tracker.state_dict(),
-            **({} if self._interventions is None else {"experts": self._interventions.state(self._numbers)}),
-            **({} if self._judge is None else {"judged": self._judge.state_dict()}),
+            **{hook.state_name: hook.state(self._numbers) for hook in self._hooks if hook.state_name},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -455,10 +424,9 @@ class Collector:
         self._numbers[:] = state["numbers"]
         self._tracker.load_state_dict(state["tracker"])
         self._held = [(self._all, self.manager.observe(self._all).take(self._all))] if state["in_progress"] else []
-        if self._interventions is not None and self._held:
-            self._interventions.restore(self._numbers, state["experts"])
-        if self._judge is not None:
-            self._judge.load_state_dict(state["judged"])
+        for hook in self._hooks:
+            if hook.state_name and self._held:
+                hook.restore(self._numbers, state[hook.state_name])
 
 
 def _following(collected: _Progress) -> FinalObservations | None:

@@ -1,12 +1,13 @@
-"""Hooks around the actions of a rollout: what is executed in place of what the policy has chosen.
+"""Hooks of a rollout: what is executed in place of what the policy has chosen, and what becomes of the results.
 
 Shapes: `B` slots, `C` actions in a chunk, `D` action dims.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from embodyrl.envs.conventions import unit_range
 if TYPE_CHECKING:
     import torch
 
+    from embodyrl.envs.manager import StepResult
     from embodyrl.rollout.episodes import EpisodeTracker
 
 
@@ -40,16 +42,34 @@ class Decision:
     """Random stream of these slots' block."""
 
 
-class ActionHook(Protocol):
-    """Replaces actions before they are executed."""
+class Hook:
+    """Changes actions before they are executed, or results before they are recorded. This one changes nothing; a
+    subclass overrides what it needs."""
+
+    state_name = ""
+    """Of its state in checkpoints; empty: it has none."""
+
+    def begin(self, slots: NDArray[np.int64]) -> None:
+        """Forget earlier episodes of these slots `[B]`: new ones begin, whatever became of those."""
 
     def decide(self, decision: Decision) -> dict[str, NDArray[Any]]:
-        """Return columns `[B, ...]` of the rollout: `actions`, those that are executed, and others that tell of
-        them."""
-        ...
+        """Return columns `[B, ...]` of the rollout: `actions`, if others are executed, and what tells of them."""
+        return {}
+
+    def judge(self, slots: NDArray[np.int64], result: StepResult) -> tuple[StepResult, dict[str, NDArray[Any]]]:
+        """Return the results of chunks in these slots `[B]`, among which it may end episodes, and columns `[B, ...]` of
+        the rollout. The collector begins the next episodes."""
+        return result, {}
+
+    def state(self, numbers: NDArray[np.int64]) -> list[Any]:
+        """Return its state as JSON, an entry for each slot; `numbers` `[B]` are those of the episodes in progress."""
+        return []
+
+    def restore(self, numbers: NDArray[np.int64], state: Sequence[Any]) -> None:
+        """Continue the episodes with these numbers `[B]`, one in each slot, from `state`."""
 
 
-class ExplorationNoise:
+class ExplorationNoise(Hook):
     """Adds Gaussian noise to what the policy has chosen (Fujimoto et al. 2018, arXiv:1802.09477, section 5).
 
     Args:
@@ -62,7 +82,7 @@ class ExplorationNoise:
         self._deviation = deviation * unit_range(simulator)[1]
 
     def decide(self, decision: Decision) -> dict[str, NDArray[Any]]:
-        """See `ActionHook`; random actions stay."""
+        """See `Hook`; random actions stay."""
         import torch  # here, since a session is opened without it
 
         actions = decision.actions

@@ -20,7 +20,7 @@ from embodyrl.config.schema import Config
 from embodyrl.data.experts import Demonstrator, Remembering, actions_by, scripted_expert
 from embodyrl.envs import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.errors import RunError
-from embodyrl.rollout.hooks import Decision
+from embodyrl.rollout.hooks import Decision, Hook
 from embodyrl.seeding import derive_seed
 
 if TYPE_CHECKING:  # simulators start while torch is imported
@@ -50,7 +50,7 @@ def expert_of(config: Config) -> Demonstrator | None:
     return None if settings is None else scripted_expert(config.env, settings.expert)
 
 
-class Interventions:
+class Interventions(Hook):
     """Asks an expert about the decisions of a process's slots.
 
     Which decisions the expert takes over depends on the episode and on the seed alone, not on schedules or on the
@@ -65,6 +65,8 @@ class Interventions:
         first_slot: number in the run of this process's slot 0.
         seed: the run's seed.
     """
+
+    state_name = "experts"
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from embodyrl.data.experts import Demonstrator
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.manager import Simulators
+from embodyrl.methods.learner import learner_class
 from embodyrl.rollout.collector import Collector, Mode, Zeros
-from embodyrl.rollout.episodes import FinishedEpisode, Rollout
+from embodyrl.rollout.episodes import EpisodeSource, FinishedEpisode, Rollout
+from embodyrl.rollout.hooks import Hook
+from embodyrl.rollout.interventions import Interventions
 from embodyrl.rollout.judging import judge_of
 from embodyrl.rollout.needs import images_are_read
 from embodyrl.rollout.rollouts import PlayState, Rollouts, SimulatorEvents, join_slots, own_slots
@@ -45,25 +49,46 @@ class LocalEnvs:
         first = config.env.num_envs * blocks.here.start // blocks.count
         self.slots = range(first, first + manager.num_envs)
         """Its slots, as numbered in the run."""
+        source = EpisodeSource(
+            tasks=config.env.tasks,
+            start_states=config.env.start_states,
+            group_size=config.rollout.group_size,
+            seed=config.seed,
+            first_slot=first,
+        )
         self.collector = Collector(
             manager,
             engine,
-            env=config.env,
-            rollout=config.rollout,
+            source=source,
+            config=config.rollout,
             critic=needs.critic,
             images=not engine.policy.trace_holds_images or images_are_read(config),
             following=needs.replay is not None,
-            seed=config.seed,
             first_slot=first,
             slots=config.env.num_envs,
-            expert=expert,
-            intervene=needs.expert,
-            exploration=needs.exploration,
-            judge=judge_of(config, manager.num_envs, engine.device),
+            hooks=[*self._hooks(source, expert)],
         )
         self.seen: RecordedStart | None = None
         """What the last evaluation showed of its first episode, in the process that played it."""
         self._mode: Mode = "eval" if needs.most_likely else "train"
+
+    def _hooks(self, source: EpisodeSource, expert: Demonstrator | None) -> Iterator[Hook]:
+        """Yield what changes actions and results in rollouts; the expert has the last word."""
+        config, spec, num_envs = self.config, self.manager.spec, self.manager.num_envs
+        yield from learner_class(config.algorithm).hooks(config, spec)
+        settings = config.algorithm.needs(config).expert
+        if expert is not None and settings is not None:
+            yield Interventions(
+                expert,
+                settings,
+                spec=spec,
+                episode=source.episode,
+                num_envs=num_envs,
+                first_slot=self.slots.start,
+                seed=config.seed,
+            )
+        if (judge := judge_of(config, num_envs, self.engine.device)) is not None:
+            yield judge
 
     def collect(self, zeros: Zeros = np.zeros, *, random: bool = False) -> Rollout:
         """Run the policy in training mode, or choose random actions; see `Collector.collect`."""

@@ -446,7 +446,7 @@ def of_model(config: Path) -> list[Finding]:
 
 
 def assert_names_line(text: str, module: Path, line: str) -> None:
-    found = re.search(rf"\(\S*{module.name}:(\d+)\)", text)
+    found = re.search(rf"[(/]{re.escape(module.name)}:(\d+)\)", text)
     assert found is not None, text
     assert module.read_text().splitlines()[int(found[1]) - 1].strip().startswith(line), text
 

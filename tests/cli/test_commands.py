@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -46,15 +46,13 @@ def test_the_front_never_imports_torch_or_a_simulator() -> None:
 
 
 def in_a_shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `$EMBODYRL ...`, an interpreter of its own."""
-    environment = {**os.environ, "EMBODYRL": f"{sys.executable} -m embodyrl"}
-    return subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=240, cwd=cwd, env=environment
-    )
+    """Run `embodyrl ...`, each in an interpreter of its own."""
+    program = f'embodyrl() {{ {shlex.quote(sys.executable)} -m embodyrl "$@"; }}; '
+    return subprocess.run(["bash", "-c", program + command], capture_output=True, text=True, timeout=240, cwd=cwd)
 
 
 def test_a_closed_stream_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    done = in_a_shell("$EMBODYRL validate >&-; $EMBODYRL validate 2>&-; $EMBODYRL validate >&- 2>&-; echo $?", tmp_path)
+    done = in_a_shell("embodyrl validate >&-; embodyrl validate 2>&-; embodyrl validate >&- 2>&-; echo $?", tmp_path)
     assert done.stderr == "error: stdout is closed, and embodyrl prints there: to see nothing of it, write >/dev/null\n"
     assert (
         done.stdout
@@ -63,7 +61,7 @@ def test_a_closed_stream_is_refused_in_one_sentence(tmp_path: Path) -> None:
 
 
 def test_too_little_address_space_for_torch_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    done = in_a_shell("ulimit -v 400000; $EMBODYRL run; $EMBODYRL run --print-config", tmp_path)
+    done = in_a_shell("ulimit -v 400000; embodyrl run; embodyrl run --print-config", tmp_path)
     assert done.stderr.startswith("error: this shell allows a process 0.4 GB of address space (ulimit -v 400000), and ")
     assert done.stderr.count("\n") == 1 and "raise the limit" in done.stderr and "seed: 1" in done.stdout
     assert not list(tmp_path.iterdir())

@@ -82,9 +82,10 @@ def _built_in() -> list[tuple[Registry, dict[str, Entry]]]:
 
 def _not_asked(registry: Registry, entry: Entry) -> dict[str, None]:
     """Fields of an entry that look at this machine, emptied; tests/envs has tests of them."""
-    here = ["tasks", "cameras"] if registry is SIMULATORS and entry.missing() else []
+    of_package = ["tasks", "cameras", "task_description", "further_tasks"]
+    here = of_package if registry is SIMULATORS and entry.missing() else []
     if entry.name != "gymnasium":  # which is always installed
-        here += ["check", "check_here"] if registry is SIMULATORS else []
+        here = [*here, "check", "check_here"] if registry is SIMULATORS else here
     return dict.fromkeys(here)
 
 

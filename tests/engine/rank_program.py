@@ -242,7 +242,7 @@ def vla_cases(sharded: str = "fsdp") -> None:
                     engine.act(observe(spec, 2), "eval")
 
             rollout = peak_bytes(decide, engine.device)
-            train = peak_bytes(functools.partial(engine.update, batch, task_descriptions), engine.device)
+            train = peak_bytes(functools.partial(engine.learner.update, batch, task_descriptions), engine.device)
             there = ("weights", "optimiser")
             for parts, measured in (
                 (rollout_need(traced.weights, traced.lines, 0, planned).parts, rollout),

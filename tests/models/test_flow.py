@@ -137,6 +137,7 @@ class Plain(FlowPolicy):
         raise NotImplementedError
 
     denoise = value_features = finish = sft_targets = learning_times = condition
+    naming = property(condition)
 
 
 def test_times_of_imitation_follow_a_beta_distribution() -> None:

@@ -138,7 +138,7 @@ def test_each_decision_has_a_random_step_of_its_own_and_the_others_are_determini
 def test_all_layers_look_through_one_mask() -> None:
     policy, seen = scratch(), []
     for layer in policy.network.expert.layers:
-        layer.self_attn.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[1]))
+        layer.self_attn.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[2]))
     condition = policy.condition(policy.preprocess(observation()))
     policy.denoise(condition, torch.zeros(3, 4, 4), torch.ones(3))
     assert len(seen) == 2 and seen[0] is seen[1]

@@ -30,7 +30,8 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.manager import EnvManager, Simulators
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
 from embodyrl.rollout.collector import Collector
-from embodyrl.rollout.interventions import shown_to_policy
+from embodyrl.rollout.episodes import EpisodeSource
+from embodyrl.rollout.interventions import Interventions, shown_to_policy
 
 LIMIT = 5
 """Time limit; start states with more steps than this are truncated."""
@@ -118,5 +119,9 @@ def make_collector(
             iterations=1,
             seed=seed,
         )
-        beside = {"expert": expert, "intervene": intervene}
-        yield Collector(manager, engine, env=env, rollout=rollout, critic=expert is None, seed=seed, **beside)
+        source = EpisodeSource(tasks=env.tasks, start_states=env.start_states, group_size=rollout.group_size, seed=seed)
+        hooks = []
+        if expert is not None and intervene is not None:
+            own = {"spec": manager.spec, "episode": source.episode, "num_envs": num_envs, "first_slot": 0}
+            hooks = [Interventions(expert, intervene, seed=seed, **own)]
+        yield Collector(manager, engine, source=source, config=rollout, critic=expert is None, hooks=hooks)

@@ -52,13 +52,12 @@ class TD3Config(CriticizedAlgorithmConfig):
         return ("batch_size", "shift_pixels")
 
     def needs(self, config: Config) -> Needs:
-        """See `AlgorithmConfig`. Rollouts take the most likely actions, with noise of a fixed size."""
+        """See `AlgorithmConfig`. Rollouts take the most likely actions, to which the learner's hook adds noise."""
         return replace(
             super().needs(config),
             rollouts=self.off_policy.offline_iterations < config.run.iterations,
             transitions=config.data.path is not None,
             most_likely=True,
-            exploration=self.off_policy.exploration_noise,
         )
 
     def smallest(self) -> Mapping[str, Any]:

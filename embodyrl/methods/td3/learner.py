@@ -8,20 +8,21 @@ Shapes: `M` decisions of a minibatch, or those of them that this rank has; `N` n
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from embodyrl.algorithms.off_policy import agreed_values, critic_losses, implicit_targets
-from embodyrl.config.schema import AlgorithmConfig
+from embodyrl.config.schema import AlgorithmConfig, Config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.minibatch import Metrics
 from embodyrl.envs import SimulatorSpec
 from embodyrl.methods.replay.learner import CriticLearner, EncodedMinibatch, restore_stream
 from embodyrl.methods.td3.config import TD3Config
 from embodyrl.models.policy import SoftPolicy
+from embodyrl.rollout.hooks import ExplorationNoise, Hook
 from embodyrl.rollout.replay import DemonstrationSampler, Minibatch, Replay
 from embodyrl.seeding import derive_seed
 
@@ -46,6 +47,12 @@ class TwinDelayed(CriticLearner):
         """Slow copy of the policy, for targets."""
         self.noise = torch.Generator(self.device).manual_seed(derive_seed(engine.seed, "improve"))
         """Noise of the actions of targets."""
+
+    @classmethod
+    def hooks(cls, config: Config, simulator: SimulatorSpec) -> Sequence[Hook]:
+        """See `Learner`."""
+        assert isinstance(config.algorithm, TD3Config), "its registration says so"
+        return (ExplorationNoise(simulator, config.algorithm.off_policy.exploration_noise),)
 
     def sampler(self, replay: Replay, transitions: Transitions | None) -> DemonstrationSampler | None:
         """See `ReplayLearner`."""

@@ -96,7 +96,7 @@ def test_results_come_in_the_order_of_the_requests(launcher: Launcher, pair: lis
 
 def test_workers_are_where_the_plan_says(launcher: Launcher, pair: list[Worker]) -> None:
     assert len({worker.pid for worker in pair}) == 2
-    raylets = [each.pid for each in psutil.process_iter() if each.name() == "raylet"]
+    raylets = [each.pid for each in psutil.process_iter(["name"]) if each.info["name"] == "raylet"]
     if isinstance(launcher, RayLauncher):
         above = [{each.pid for each in psutil.Process(worker.pid).parents()} & set(raylets) for worker in pair]
         assert len(above[0]) == len(above[1]) == 1 and above[0] != above[1]
