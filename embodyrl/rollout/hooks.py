@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.envs import Observation, SimulatorSpec
-from embodyrl.envs.conventions import unit_range
+from embodyrl.envs import Observation
 
 if TYPE_CHECKING:
     import torch
@@ -67,27 +66,3 @@ class Hook:
 
     def restore(self, numbers: NDArray[np.int64], state: Sequence[Any]) -> None:
         """Continue the episodes with these numbers `[B]`, one in each slot, from `state`."""
-
-
-class ExplorationNoise(Hook):
-    """Adds Gaussian noise to what the policy has chosen (Fujimoto et al. 2018, arXiv:1802.09477, section 5).
-
-    Args:
-        simulator: its spec, for the range of actions.
-        deviation: standard deviation, in units of half the action range.
-    """
-
-    def __init__(self, simulator: SimulatorSpec, deviation: float) -> None:
-        self._low, self._high = simulator.action_low, simulator.action_high
-        self._deviation = deviation * unit_range(simulator)[1]
-
-    def decide(self, decision: Decision) -> dict[str, NDArray[Any]]:
-        """See `Hook`; random actions stay."""
-        import torch  # here, since a session is opened without it
-
-        actions = decision.actions
-        if not decision.random:
-            drawn = torch.randn(actions.shape, generator=decision.noise, device=decision.noise.device)
-            noisy = actions + self._deviation * drawn.cpu().numpy()
-            actions = noisy.clip(self._low, self._high).astype(np.float32)
-        return {"actions": actions}

@@ -16,9 +16,10 @@ from embodyrl.config.schema import EngineConfig, OptimizerConfig
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.methods.replay.config import CriticsConfig
 from embodyrl.methods.td3.config import DeterministicConfig, TD3Config
+from embodyrl.methods.td3.learner import ExplorationNoise
 from embodyrl.models.mlp.options import Distribution, MLPConfig
 from embodyrl.models.mlp.policy import MLPPolicy
-from embodyrl.rollout.hooks import Decision, ExplorationNoise
+from embodyrl.rollout.hooks import Decision
 from embodyrl.rollout.replay import Minibatch
 
 S, D, M = 3, 2, 32

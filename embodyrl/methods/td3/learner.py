@@ -11,7 +11,9 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodyrl.algorithms.off_policy import agreed_values, critic_losses, implicit_targets
@@ -19,10 +21,11 @@ from embodyrl.config.schema import AlgorithmConfig, Config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.minibatch import Metrics
 from embodyrl.envs import SimulatorSpec
+from embodyrl.envs.conventions import unit_range
 from embodyrl.methods.replay.learner import CriticLearner, EncodedMinibatch, restore_stream
 from embodyrl.methods.td3.config import TD3Config
 from embodyrl.models.policy import SoftPolicy
-from embodyrl.rollout.hooks import ExplorationNoise, Hook
+from embodyrl.rollout.hooks import Decision, Hook
 from embodyrl.rollout.replay import DemonstrationSampler, Minibatch, Replay
 from embodyrl.seeding import derive_seed
 
@@ -138,3 +141,25 @@ class TwinDelayed(CriticLearner):
         super().load_own_state(state)
         self.target_policy.load_state_dict(state["target_policy"])
         restore_stream(self.noise, state["noise"])
+
+
+class ExplorationNoise(Hook):
+    """Adds Gaussian noise to what the policy has chosen (Fujimoto et al. 2018, arXiv:1802.09477, section 5).
+
+    Args:
+        simulator: its spec, for the range of actions.
+        deviation: standard deviation, in units of half the action range.
+    """
+
+    def __init__(self, simulator: SimulatorSpec, deviation: float) -> None:
+        self._low, self._high = simulator.action_low, simulator.action_high
+        self._deviation = deviation * unit_range(simulator)[1]
+
+    def decide(self, decision: Decision) -> dict[str, NDArray[Any]]:
+        """See `Hook`; random actions stay."""
+        actions = decision.actions
+        if not decision.random:
+            drawn = torch.randn(actions.shape, generator=decision.noise, device=decision.noise.device)
+            noisy = actions + self._deviation * drawn.cpu().numpy()
+            actions = noisy.clip(self._low, self._high).astype(np.float32)
+        return {"actions": actions}
