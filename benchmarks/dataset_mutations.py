@@ -47,7 +47,7 @@ from embodyrl.config import ConfigUse, load_config
 from embodyrl.config.schema import Config
 from embodyrl.data.check import check_to_imitate
 from embodyrl.data.layout import DatasetError, DatasetSpec, Episode, Images
-from embodyrl.data.reader import open_dataset
+from embodyrl.data.store import EpisodeStore
 from embodyrl.data.writer import DatasetWriter
 from embodyrl.version import __version__
 
@@ -611,7 +611,7 @@ def judge(folder: Path, is_wrong: bool) -> tuple[str, str]:
         issues = list(check_to_imitate(chosen))
         if issues:
             return ("refused", issues[0].message) if all(each.message for each in issues) else ("traceback", "no words")
-        dataset = open_dataset(chosen)
+        dataset = EpisodeStore.open(chosen).dataset
         for number in range(len(dataset.episodes)):
             dataset.read(number)
     except DatasetError as error:

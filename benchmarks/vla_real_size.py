@@ -33,7 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, ModelConfig
-from embodyrl.data.batch import Batch
+from embodyrl.data.layout import Batch
 from embodyrl.engine.compute import computing_in
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import ActionField, Observation, SimulatorSpec

@@ -6,17 +6,30 @@ Shapes: `M` samples of a minibatch, `C` actions in a chunk, `D` action dims, `V`
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.config.schema import AtEnd, DataConfig
-from embodyrl.data.batch import Batch
-from embodyrl.data.layout import DatasetError
-from embodyrl.data.reader import Dataset, require_episodes
+from embodyrl.config.schema import AtEnd
+from embodyrl.data.files import MIB
+from embodyrl.data.layout import Batch, DatasetError
+from embodyrl.data.store import EpisodeStore, Frames
 from embodyrl.envs import Observation
 from embodyrl.seeding import derive_seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Window:
+    """Episodes in memory."""
+
+    numbers: list[int]
+    frames: Frames
+    actions: NDArray[np.float32]
+    """`[F, D]`"""
+    tasks: dict[int, str]
+    """By episode."""
 
 
 class Demonstrations:
@@ -28,43 +41,21 @@ class Demonstrations:
     fewer; an incomplete minibatch at the end is dropped for this epoch.
 
     Args:
-        dataset: the demonstrations.
-        config: batch size, memory, and treatment of the ends of episodes.
-        cameras: cameras whose images are returned, in this order.
-        chunk_size: `C`.
-        frames: images of every camera, one chunk from each other (`env.frames`).
-        seed: the run's seed.
+        store: the demonstrations.
 
     Raises:
-        DatasetError: the dataset contains no complete chunk, lacks a camera, or has an episode that does not fit into
-            memory.
+        DatasetError: they contain no complete chunk, or an episode that does not fit into memory.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        config: DataConfig,
-        *,
-        cameras: Sequence[str],
-        chunk_size: int,
-        seed: int,
-        frames: int,
-    ) -> None:
-        self.dataset = dataset
-        self._config = config
-        self._chunk_size = chunk_size
-        self._seed = seed
-        self._ages = chunk_size * np.arange(frames)
-        known = dataset.spec.cameras
-        if missing := [camera for camera in cameras if camera not in known]:
-            raise DatasetError(f"{dataset.folder} has no camera {missing[0]!r} (cameras: {', '.join(known) or 'none'})")
-        self._cameras = [known.index(camera) for camera in cameras]
-        require_episodes(dataset, config.memory_mib)
-        self._starts = [self._chunk_starts(number) for number in range(len(dataset.episodes))]
+    def __init__(self, store: EpisodeStore) -> None:
+        self.store, self._config = store, store.config.data
+        self._chunk_size, self._seed = store.config.rollout.chunk_size, store.config.seed
+        store.require_each()
+        self._starts = [self._chunk_starts(number) for number in range(len(store))]
         if not any(len(starts) for starts in self._starts):
             raise DatasetError(
-                f"no episode of {dataset.folder} has {chunk_size} undisturbed actions in a row: set data.at_end=repeat "
-                f"or a smaller rollout.chunk_size"
+                f"no episode of {store.dataset.folder} has {self._chunk_size} undisturbed actions in a row: set "
+                "data.at_end=repeat or a smaller rollout.chunk_size"
             )
         self._only: NDArray[np.bool_] | None = None
         """Episodes that minibatches are drawn from; None: all of them."""
@@ -90,9 +81,7 @@ class Demonstrations:
     def split(self, share: float) -> tuple[Demonstrations, Demonstrations] | None:
         """Return a share of the episodes, drawn by the seed, at least one and at most all but one, and the others; None
         if there is only one, or one of the two would have no chunk."""
-        count = len(self._starts)
-        rng = np.random.default_rng(derive_seed(self._seed, "held out demonstrations"))
-        chosen = np.isin(np.arange(count), held_out(count, share, rng))
+        chosen = np.isin(np.arange(len(self.store)), self.store.draw(share, "held out demonstrations"))
         parts = copy.copy(self), copy.copy(self)
         for part, only in zip(parts, (chosen, ~chosen), strict=True):
             part._only = only
@@ -116,17 +105,14 @@ class Demonstrations:
         """Return the frames of an episode at which chunks begin. Only the last action of a chunk may be perturbed:
         later actions react to the perturbation, which the observation at the beginning of the chunk does not
         contain."""
-        length, size = self.dataset.episodes[number].length, self._chunk_size
+        dataset, size = self.store.dataset, self._chunk_size
+        length = dataset.episodes[number].length
         last = length if self._config.at_end is AtEnd.repeat else length - size + 1
         starts: NDArray[np.int64] = np.arange(max(last, 0))
-        if not self.dataset.spec.perturbed or size == 1:
+        if not dataset.spec.perturbed or size == 1:
             return starts
-        perturbed = self.dataset.read(number, with_images=False).perturbed
-        assert perturbed is not None, "the dataset says that it is there"
-        until = np.minimum(starts + size - 1, length)
-        before = np.concatenate([[0], np.cumsum(perturbed)])
-        undisturbed: NDArray[np.bool_] = before[until] == before[starts]
-        return starts[undisturbed]
+        episode = dataset.read(number, with_images=False)
+        return starts[episode.undisturbed(starts, np.minimum(starts + size - 1, length))]
 
     def _plan(self, epoch: int) -> list[tuple[list[int], list[NDArray[np.int64]]]]:
         """Return an epoch: groups of episodes in memory, and their minibatches `[M, 2]` of (episode, frame)."""
@@ -148,11 +134,12 @@ class Demonstrations:
 
     def _fitting(self, order: list[int]) -> list[list[int]]:
         """Split episodes into groups that fit into memory, each in ascending order as on disk."""
-        most = self._config.memory_mib * 2**20 // self.dataset.spec.frame_bytes
+        dataset = self.store.dataset
+        most = self._config.memory_mib * MIB // dataset.spec.frame_bytes
         groups: list[list[int]] = [[]]
         frames = 0
         for episode in order:
-            length = self.dataset.episodes[episode].length
+            length = dataset.episodes[episode].length
             if groups[-1] and frames + length > most:
                 groups.append([])
                 frames = 0
@@ -161,28 +148,27 @@ class Demonstrations:
         return [sorted(group) for group in groups]
 
     def _window(self, episodes: list[int]) -> _Window:
-        if self._loaded is None or self._loaded.episodes != episodes:
+        if self._loaded is None or self._loaded.numbers != episodes:
             self._loaded = None  # frees its memory first
-            self._loaded = _Window(self.dataset, episodes, self._cameras)
+            frames, found = self.store.read(episodes)
+            self._loaded = _Window(
+                numbers=episodes,
+                frames=frames,
+                actions=np.concatenate([each.actions for each in found]),
+                tasks={number: each.task for number, each in zip(episodes, found, strict=True)},
+            )
         return self._loaded
 
     def _batch(self, window: _Window, chosen: NDArray[np.int64], number: int) -> Batch:
         episode, frame = chosen.T
-        begin, end = window.begin[episode], window.end[episode]
-        row = begin + frame
+        row = window.frames.begin[episode] + frame
         wanted = row[:, None] + np.arange(self._chunk_size)
-        following = np.minimum(wanted, end[:, None] - 1)
-        images = None
-        if window.images is not None:
-            shown = np.maximum(row[:, None] - self._ages, begin[:, None])  # an episode repeats its first image
-            frames = window.images[shown]
-            images = self._shifted(frames.reshape(len(row), -1, *frames.shape[3:]), number)
+        following = np.minimum(wanted, window.frames.end[episode][:, None] - 1)
+        observed = window.frames.observed(row)
+        if "images" in observed:
+            observed["images"] = self._shifted(observed["images"], number)
         return Batch(
-            observation=Observation(
-                images=images,
-                proprio=None if window.proprio is None else window.proprio[row],
-                task_descriptions=[window.tasks[each] for each in episode.tolist()],
-            ),
+            observation=Observation(**observed, task_descriptions=[window.tasks[each] for each in episode.tolist()]),
             actions=window.actions[following],
             repeated=wanted > following,
         )
@@ -198,35 +184,3 @@ class Demonstrations:
         rows = np.clip(np.arange(height) - down, 0, height - 1)
         columns = np.clip(np.arange(width) - right, 0, width - 1)
         return np.ascontiguousarray(images[:, :, rows[:, None], columns])
-
-
-def held_out(count: int, share: float, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return the numbers of a share of `count` episodes, drawn at random: at least one and at most all but one."""
-    return np.sort(rng.permutation(count)[: min(max(1, round(share * count)), count - 1)])
-
-
-class _Window:
-    """Episodes in memory, concatenated."""
-
-    def __init__(self, dataset: Dataset, episodes: list[int], cameras: list[int]) -> None:
-        self.episodes = episodes
-        self.tasks: dict[int, str] = {}
-        lengths = np.array([dataset.episodes[number].length for number in episodes])
-        ends = np.cumsum(lengths)
-        self.begin = np.zeros(len(dataset.episodes), np.int64)
-        self.end = np.zeros(len(dataset.episodes), np.int64)
-        self.begin[episodes], self.end[episodes] = ends - lengths, ends
-        frames, spec = int(ends[-1]), dataset.spec
-        self.actions = np.empty((frames, spec.action_dim), np.float32)
-        self.proprio = np.empty((frames, spec.state_dim), np.float32) if spec.state_dim else None
-        self.images = np.empty((frames, len(cameras), *spec.image_size, 3), np.uint8) if cameras else None
-        for number in episodes:
-            episode = dataset.read(number, with_images=bool(cameras))
-            rows = slice(self.begin[number], self.end[number])
-            self.tasks[number] = episode.task
-            self.actions[rows] = episode.actions
-            if self.proprio is not None:
-                self.proprio[rows] = episode.proprio
-            if self.images is not None:
-                assert episode.images is not None, "read with images"
-                self.images[rows] = episode.images[:, cameras]

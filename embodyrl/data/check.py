@@ -1,5 +1,5 @@
-"""Checks that demonstrations can be learned from: against the config before anything starts, and against the simulator
-and the policy once they exist."""
+"""Checks of demonstrations against the config, before anything starts. Once there are a simulator and a policy, their
+sizes are compared, too (`EpisodeStore.require_fit`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from embodyrl.config.schema import Config
 from embodyrl.data.files import regular_file
 from embodyrl.data.info import Info, check_statistics
 from embodyrl.data.layout import EXECUTED, REWARD, SUCCESS, TASKS, DatasetError, DatasetSpec
-from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import MissingPackageError, did_you_mean
 from embodyrl.hub import is_hub_name
 from embodyrl.registry import SIMULATORS, SupportedModel
@@ -225,14 +224,14 @@ def _not_finite(config: Config) -> dict[str, list[int]]:
     """Return the episodes with numbers that are not finite, by column; raises `DatasetError` if a file is missing or
     damaged. Of images, see `Dataset.check_images`."""
     try:
-        from embodyrl.data.reader import open_dataset, require_episodes
+        from embodyrl.data.store import EpisodeStore
     except MissingPackageError:
         return {}  # which is reported with the algorithm
     check_statistics(Path(str(config.data.path)))
-    dataset = open_dataset(config)
-    require_episodes(dataset, config.data.memory_mib)
-    dataset.check_images()
-    return dataset.not_finite()
+    store = EpisodeStore.open(config)
+    store.require_each()
+    store.dataset.check_images()
+    return store.dataset.not_finite()
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -241,25 +240,3 @@ def _listed(names: Iterable[str]) -> str:
 
 def _by(size: tuple[int, int] | list[int]) -> str:
     return "x".join(map(str, size))
-
-
-def check_fit(path: Path, spec: DatasetSpec, simulator: SimulatorSpec, proprio_dim: int) -> None:
-    """Raise `DatasetError` if demonstrations differ from the simulator in their numbers.
-
-    Args:
-        path: the folder of the demonstrations.
-        spec: their shapes and names.
-        simulator: the simulator's spec.
-        proprio_dim: numbers in the state observation that the policy expects; 0: it reads none.
-    """
-    if spec.action_dim != simulator.action_dim:
-        raise DatasetError(
-            f"actions of the demonstrations in {path} have {spec.action_dim} numbers ({', '.join(spec.action_names)}), "
-            f"the simulator takes {simulator.action_dim}",
-            "record them with this simulator and its options",
-        )
-    if proprio_dim and spec.state_dim != proprio_dim:
-        raise DatasetError(
-            f"states of the demonstrations in {path} have {spec.state_dim} numbers, the policy expects {proprio_dim}",
-            "record them with the env.proprio of this config",
-        )

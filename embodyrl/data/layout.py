@@ -1,4 +1,4 @@
-"""LeRobotDataset v3.0 on disk: names of files and columns, features of frames; and a demonstration in memory.
+"""LeRobotDataset v3.0 on disk: names of files and columns, features of frames; episodes and minibatches in memory.
 
     meta/info.json                                  features of a frame, numbers of frames and episodes
     meta/stats.json                                 minimum, maximum, mean, ... of every feature
@@ -11,7 +11,8 @@
 The layout is that of huggingface/lerobot, `src/lerobot/datasets`. Imports nothing heavy, so that a config is checked
 quickly.
 
-Shapes: `T` frames of an episode, `V` cameras, `H, W` pixels, `S` proprio dims, `D` action dims.
+Shapes: `T` frames of an episode, `V` cameras, `H, W` pixels, `S` proprio dims, `D` action dims, `M` samples of a
+minibatch, `C` actions in a chunk.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.config.schema import FeatureNames
+from embodyrl.envs import Observation
 from embodyrl.errors import RemediedError
 
 VERSION = "v3.0"
@@ -186,6 +188,11 @@ class Episode:
         """Whether it is known what was observed after the last action."""
         return self.last_proprio is not None or self.last_images is not None
 
+    def undisturbed(self, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return where no action of frames `begin` .. `end - 1` was perturbed."""
+        before = np.concatenate([[0], np.cumsum(np.zeros(len(self)) if self.perturbed is None else self.perturbed)])
+        return np.asarray(before[end] == before[begin])
+
     def check(self, spec: DatasetSpec) -> None:
         """Raise `ValueError` if the episode does not fit a dataset."""
         height, width = spec.image_size
@@ -213,3 +220,15 @@ class Episode:
                 raise ValueError(f"{name} has shape {array.shape}, expected {shape}")
             if array is not None and array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ValueError(f"{name} holds a number that is not finite")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A minibatch: observations, and the chunks of actions that follow them."""
+
+    observation: Observation
+    """Observations of `M` samples."""
+    actions: NDArray[np.float32]
+    """`[M, C, D]` in the simulator's units."""
+    repeated: NDArray[np.bool_] | None = None
+    """`[M, C]`, True for actions beyond the end of their episode, which repeat its last one; None: there are none."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.config.schema import Config, FeatureNames
+from embodyrl.config.schema import FeatureNames
 from embodyrl.data import image_files, storage
 from embodyrl.data.files import MIB, MOST_FILES, read_bytes, regular_file
 from embodyrl.data.info import Info
@@ -353,35 +353,3 @@ class Dataset:
     def _own(self, path: Path) -> Path:
         """Return the path of a file after checking that it is one of the dataset's own; see `regular_file`."""
         return regular_file(self.folder, path.relative_to(self.folder))
-
-
-def open_dataset(config: Config) -> Dataset:
-    """Open the demonstrations that a config names.
-
-    Raises:
-        DatasetError: see `Dataset`; or a camera of `env.cameras` has no images there, or those of another size.
-    """
-    env, folder = config.env, Path(str(config.data.path))
-    dataset = Dataset(folder, config.data.features, env.cameras)
-    spec = dataset.spec
-    if missing := [camera for camera in env.cameras if camera not in spec.cameras]:
-        known = ", ".join(dataset.info.cameras) or "none"
-        raise DatasetError(f"{folder} has no camera {missing[0]!r} (cameras: {known})", "change env.cameras")
-    if env.cameras and list(spec.image_size) != env.image_size:
-        raise DatasetError(
-            f"{folder} has images of {spec.image_size} pixels, and env.image_size is {env.image_size}",
-            "change env.image_size",
-        )
-    return dataset
-
-
-def require_episodes(dataset: Dataset, memory_mib: int) -> None:
-    """Raise `DatasetError` if an episode alone does not fit into the memory for demonstrations [MiB]."""
-    longest = max(dataset.episodes, key=lambda where: where.length)
-    size = longest.length * dataset.spec.frame_bytes
-    if size > memory_mib * MIB:
-        raise DatasetError(
-            f"episode {longest.number} of {dataset.folder} takes {size / MIB:,.0f} MiB, more than data.memory_mib = "
-            f"{memory_mib}",
-            f"set data.memory_mib to at least {-(-size // MIB)}",
-        )

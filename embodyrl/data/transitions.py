@@ -24,12 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.config.schema import AtEnd, Config
+from embodyrl.config.schema import AtEnd
 from embodyrl.data.layout import DatasetError, Episode
-from embodyrl.data.reader import Dataset
+from embodyrl.data.store import EpisodeStore
 from embodyrl.screen import counted
-
-MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +46,7 @@ class Transitions:
     """All decisions of a dataset, in memory; images are there once.
 
     Args:
-        dataset: the demonstrations.
-        config: of the run: cameras, frames, chunk size, what ends an episode, memory for demonstrations.
+        store: the demonstrations.
         task_descriptions: those that a rollout's `task_index` refers to.
         judge_ends: in rollouts a classifier says what is solved: whether that ends an episode; None: there is none.
 
@@ -58,45 +55,34 @@ class Transitions:
     """
 
     def __init__(
-        self,
-        dataset: Dataset,
-        config: Config,
-        task_descriptions: Sequence[str] = (),
-        *,
-        judge_ends: bool | None = None,
+        self, store: EpisodeStore, task_descriptions: Sequence[str] = (), *, judge_ends: bool | None = None
     ) -> None:
-        self.dataset = dataset
+        self.store = store
         self.task_descriptions = list(task_descriptions)
         """Those that the column `task_index` refers to: the given ones, and others of the dataset after them."""
-        self._config, self._size = config, config.rollout.chunk_size
-        self._cameras = [dataset.spec.cameras.index(camera) for camera in config.env.cameras]
-        self._ages = self._size * np.arange(config.env.frames)
+        self._config, self._size = store.config, store.config.rollout.chunk_size
         self._judge_ends = judge_ends
-        self._check()
-        self._proprio: list[NDArray[np.float32]] = []
-        self._images: list[NDArray[np.uint8]] = []
-        self._columns: dict[str, NDArray[Any]] = {}
-        columns: list[dict[str, NDArray[Any]]] = []
-        self.terminations = 0
-        """Decisions that end an episode, for another reason than a time limit."""
-        begin = 0
-        for number in range(len(dataset.episodes)):
-            episode = _with_outcome(dataset.read(number, with_images=bool(self._cameras)))
-            columns.append(self._columns_of(episode, begin))
-            begin += self._keep_observations(episode)
+        folder = store.dataset.folder
+        if not store.dataset.spec.outcome and self._config.algorithm.needs(self._config).outcomes:
+            raise DatasetError(
+                f"{folder} does not hold both rewards and successes, which critics learn from",
+                "record it anew with embodyrl collect, or learn from it by algorithm=sft",
+            )
+        store.require_all()
+        self._frames, episodes = store.read(range(len(store)), with_last=True)
+        columns = [
+            self._columns_of(_with_outcome(episode), int(begin))
+            for episode, begin in zip(episodes, self._frames.begin, strict=True)
+        ]
         self._columns = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
         self.terminations = int(self._columns["terminated"].sum())
+        """Decisions that end an episode, for another reason than a time limit."""
         if not len(self):
             raise DatasetError(
-                f"no chunk of {self._size} actions in {dataset.folder} can be learned from by critics: of each it must "
+                f"no chunk of {self._size} actions in {folder} can be learned from by critics: of each it must "
                 "be known what was executed and what followed; record the demonstrations anew with embodyrl collect, "
                 "or lower rollout.chunk_size"
             )
-        self._observed = {
-            name: np.concatenate(frames)
-            for name, frames in (("proprio", self._proprio), ("images", self._images))
-            if frames
-        }
 
     def __len__(self) -> int:
         """Return the number of decisions, `N`."""
@@ -105,56 +91,25 @@ class Transitions:
     def describe(self) -> str:
         """Return their number and their ends, for people."""
         return (
-            f"{counted(len(self), 'chunk')} of {counted(len(self.dataset.episodes), 'demonstration')}, "
+            f"{counted(len(self), 'chunk')} of {counted(len(self.store), 'demonstration')}, "
             f"{self.terminations} of which end one"
         )
 
     @property
     def proprio(self) -> NDArray[np.float32] | None:
         """State observations of all decisions `[N, S]`; a copy. None if there are none."""
-        if "proprio" not in self._observed:
-            return None
-        states: NDArray[np.float32] = self._observed["proprio"][self._columns["at"]]
-        return states
+        return None if self._frames.proprio is None else self._frames.proprio[self._columns["at"]]
 
     def take(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Return the columns of some decisions, as a replay has them, each `[M, ...]`; besides, `labels [M, C, D]`, the
         actions that the demonstrator wanted, and `labelled [M]`, whether they are such that the observation explains
         them."""
         columns = {name: column[rows] for name, column in self._columns.items()}
-        at, following, begin = (columns.pop(name) for name in ("at", "following", "begin"))
-        for name, frames in self._observed.items():
-            for prefix, place in (("", at), ("next_", following)):
-                if name == "images":  # of earlier decisions, too; an episode repeats its first one
-                    shown = np.maximum(place[:, None] - self._ages, begin[:, None])
-                    columns[prefix + name] = frames[shown].reshape(len(rows), -1, *frames.shape[2:])
-                else:
-                    columns[prefix + name] = frames[place]
+        for prefix, place in (("", columns.pop("at")), ("next_", columns.pop("following"))):
+            columns |= {prefix + name: column for name, column in self._frames.observed(place).items()}
         return columns
 
     # ---- reading
-
-    def _check(self) -> None:
-        spec, folder = self.dataset.spec, self.dataset.folder
-        if not spec.outcome and self._config.algorithm.needs(self._config).outcomes:
-            raise DatasetError(
-                f"{folder} does not hold both rewards and successes, which critics learn from",
-                "record it anew with embodyrl collect, or learn from it by algorithm=sft",
-            )
-        require_memory(self.dataset, self._config.data.memory_mib)
-
-    def _keep_observations(self, episode: Episode) -> int:
-        """Keep the observations of an episode, and that after its last action; returns their number."""
-        if episode.proprio is not None:
-            self._proprio.append(episode.proprio)
-            if episode.last_proprio is not None:
-                self._proprio.append(episode.last_proprio[None])
-        if self._cameras:
-            assert episode.images is not None, "read with images"
-            self._images.append(episode.images[:, self._cameras])
-            if episode.last_images is not None:
-                self._images.append(episode.last_images[None, self._cameras])
-        return len(episode) + episode.has_last
 
     def _columns_of(self, episode: Episode, begin: int) -> dict[str, NDArray[Any]]:
         """Return the columns of an episode's decisions; `at` and `following` are places of observations, of which those
@@ -162,7 +117,7 @@ class Transitions:
         assert episode.rewards is not None and episode.success is not None, "checked before"
         if not np.isfinite(episode.rewards).all():
             raise DatasetError(
-                f"a reward of the demonstrations in {self.dataset.folder} is not finite", "record them anew"
+                f"a reward of the demonstrations in {self.store.dataset.folder} is not finite", "record them anew"
             )
         if episode.task not in self.task_descriptions:
             self.task_descriptions.append(episode.task)
@@ -179,7 +134,6 @@ class Transitions:
             "at": begin + found.starts,
             # After a termination nothing follows, and whatever is there has the factor 0; but it must be a number.
             "following": begin + np.where(found.terminated, found.starts, found.starts + found.steps),
-            "begin": np.full(len(found.starts), begin),
             "task_index": np.full(len(found.starts), self.task_descriptions.index(episode.task)),
             "actions": executed[inside],
             "rewards": np.where(done, episode.rewards[inside], 0.0).astype(np.float32),
@@ -210,9 +164,8 @@ class Transitions:
         terminated = reaches_end & ends
         last = length < len(episode) or episode.has_last
         known = terminated | (steps == self._size) & (~reaches_end | last)
-        if episode.perturbed is not None and episode.executed is None:
-            before = np.concatenate([[0], np.cumsum(episode.perturbed)])
-            known &= before[starts + steps] == before[starts]
+        if episode.executed is None:
+            known &= episode.undisturbed(starts, starts + steps)
         truncated = reaches_end & ~terminated & (length >= env.time_limit)
         return _Decisions(
             starts=starts[known], steps=steps[known], terminated=terminated[known], truncated=truncated[known]
@@ -223,10 +176,7 @@ class Transitions:
         react to what the observation at its beginning does not show; and `data.at_end` decides about those that reach
         beyond the end."""
         whole = (found.steps == self._size) | (self._config.data.at_end is AtEnd.repeat)
-        if episode.perturbed is None:
-            return np.asarray(whole)
-        before = np.concatenate([[0], np.cumsum(episode.perturbed)])
-        return np.asarray(whole & (before[found.starts + found.steps - 1] == before[found.starts]))
+        return np.asarray(whole & episode.undisturbed(found.starts, found.starts + found.steps - 1))
 
 
 def _with_outcome(episode: Episode) -> Episode:
@@ -236,14 +186,3 @@ def _with_outcome(episode: Episode) -> Episode:
         return episode
     nothing = np.zeros(len(episode), np.float32)
     return replace(episode, rewards=nothing, success=nothing.astype(np.bool_))
-
-
-def require_memory(dataset: Dataset, memory_mib: int) -> None:
-    """Raise `DatasetError` if not all of a dataset fits into the memory for demonstrations [MiB], which is drawn from
-    at once."""
-    size = dataset.info.frames * dataset.spec.frame_bytes
-    if size > memory_mib * MIB:
-        raise DatasetError(
-            f"the demonstrations in {dataset.folder} take {size / MIB:,.0f} MiB, and all of them are drawn from at "
-            f"once: raise data.memory_mib (now {memory_mib}), or record fewer"
-        )

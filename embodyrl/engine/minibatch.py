@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.data.batch import Batch
+from embodyrl.data.layout import Batch
 from embodyrl.engine.exchange import ADDRESS
 from embodyrl.engine.parallel import Ranks
 from embodyrl.models.policy import PolicyObservation

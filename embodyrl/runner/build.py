@@ -273,19 +273,11 @@ def open_demonstrations(config: Config, manager: Offers, engine: HybridEngine) -
         DatasetError: they are incomplete, or do not fit the simulator or the policy.
     """
     from embodyrl.data.batches import Demonstrations
-    from embodyrl.data.check import check_fit
-    from embodyrl.data.reader import open_dataset
+    from embodyrl.data.store import EpisodeStore
 
-    dataset = open_dataset(config)
-    check_fit(dataset.folder, dataset.spec, manager.spec, engine.policy.spec.proprio_dim)
-    return Demonstrations(
-        dataset,
-        config.data,
-        cameras=config.env.cameras,
-        chunk_size=config.rollout.chunk_size,
-        seed=config.seed,
-        frames=config.env.frames,
-    )
+    store = EpisodeStore.open(config)
+    store.require_fit(manager.spec, engine.policy.spec.proprio_dim)
+    return Demonstrations(store)
 
 
 def open_transitions(config: Config, demonstrations: Demonstrations, manager: Offers) -> Transitions | None:
@@ -300,7 +292,7 @@ def open_transitions(config: Config, demonstrations: Demonstrations, manager: Of
         return None
     reward, tasks = config.algorithm.reward, list(dict.fromkeys(manager.spec.tasks.values()))
     judge_ends = reward.ends_episodes if isinstance(reward, ClassifierRewardConfig) else None
-    return Transitions(demonstrations.dataset, config, tasks, judge_ends=judge_ends)
+    return Transitions(demonstrations.store, tasks, judge_ends=judge_ends)
 
 
 def open_replay(config: Config, manager: Offers, engine: HybridEngine, folder: Path) -> Replay | None:

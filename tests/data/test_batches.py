@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,10 +13,12 @@ pytest.importorskip("pyarrow", reason="demonstrations need pyarrow: pip install 
 
 from demonstrations import write_numbered
 
-from embodyrl.config.schema import AtEnd, DataConfig
-from embodyrl.data.batches import Batch, Demonstrations
-from embodyrl.data.layout import DatasetError
+from embodyrl.config import load_config
+from embodyrl.config.schema import AtEnd
+from embodyrl.data.batches import Demonstrations
+from embodyrl.data.layout import Batch, DatasetError
 from embodyrl.data.reader import Dataset
+from embodyrl.data.store import EpisodeStore
 
 LENGTHS = [5, 9, 3, 7]
 
@@ -23,8 +26,13 @@ LENGTHS = [5, 9, 3, 7]
 def open_batches(
     folder: Path, *, chunk_size: int = 1, seed: int = 1, cameras=(), frames=1, **settings
 ) -> Demonstrations:
-    config = DataConfig(path=str(folder), **{"batch_size": 4, **settings})
-    return Demonstrations(Dataset(folder), config, cameras=cameras, chunk_size=chunk_size, seed=seed, frames=frames)
+    dataset, config = Dataset(folder), load_config("gym_pendulum", [f"seed={seed}"]).config
+    env = dataclasses.replace(
+        config.env, cameras=list(cameras), frames=frames, image_size=list(dataset.spec.image_size)
+    )
+    data = dataclasses.replace(config.data, path=str(folder), **{"batch_size": 4, **settings})
+    rollout = dataclasses.replace(config.rollout, chunk_size=chunk_size)
+    return Demonstrations(EpisodeStore(dataset, dataclasses.replace(config, env=env, data=data, rollout=rollout)))
 
 
 def all_places(batches: Iterable[Batch]) -> list[tuple[int, int]]:

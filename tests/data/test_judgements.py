@@ -14,6 +14,7 @@ from embodyrl.config.schema import Config
 from embodyrl.data.judgements import Judgements
 from embodyrl.data.layout import DatasetError, DatasetSpec, Episode
 from embodyrl.data.reader import Dataset
+from embodyrl.data.store import EpisodeStore
 from embodyrl.data.writer import DatasetWriter
 
 
@@ -42,16 +43,16 @@ def config(tmp_path: Path) -> Config:
 
 
 def test_an_observation_is_solved_after_the_action_that_solved_it(tmp_path: Path, config: Config) -> None:
-    shown = Judgements(record(tmp_path / "whole", solved=[2, 6, 4, 1]), config, 0.5)
+    shown = Judgements(EpisodeStore(record(tmp_path / "whole", solved=[2, 6, 4, 1]), config), 0.5)
     assert shown.answers[:7].tolist() == [False, False, False, True, True, True, True], "the first one never is"
     assert shown.answers[7:14].sum() == 0 and len(shown.answers) == 4 * 7
-    cut = Judgements(record(tmp_path / "cut", solved=[2, 3, 4, 1], ends=False), config, 0.5)
+    cut = Judgements(EpisodeStore(record(tmp_path / "cut", solved=[2, 3, 4, 1], ends=False), config), 0.5)
     assert len(cut.answers) == 4 * 6, "without a last observation the last answer is nobody's"
     assert cut.answers[:6].tolist() == [False, False, False, True, True, True]
 
 
 def test_half_of_a_minibatch_is_solved_and_nothing_of_it_is_held_out(tmp_path: Path, config: Config) -> None:
-    shown = Judgements(record(tmp_path / "data", solved=[2, 5, 4, 1, 3, 0]), config, 0.34)
+    shown = Judgements(EpisodeStore(record(tmp_path / "data", solved=[2, 5, 4, 1, 3, 0]), config), 0.34)
     assert len(shown.episodes_held_out) == 2
     away = set(shown.episodes_held_out.tolist())
     batches = list(shown.batches(0, 20))
@@ -70,6 +71,6 @@ def test_half_of_a_minibatch_is_solved_and_nothing_of_it_is_held_out(tmp_path: P
 
 def test_what_cannot_be_learned_from_is_said(tmp_path: Path, config: Config) -> None:
     with pytest.raises(DatasetError, match="has 1 episode: some are needed to learn from"):
-        Judgements(record(tmp_path / "one", solved=[2]), config, 0.2)
+        Judgements(EpisodeStore(record(tmp_path / "one", solved=[2]), config), 0.2)
     with pytest.raises(DatasetError, match=r"too few observations are solved: 0, .* --keep all --pushes 4"):
-        Judgements(record(tmp_path / "none", solved=[6, 6, 6]), config, 0.2)
+        Judgements(EpisodeStore(record(tmp_path / "none", solved=[6, 6, 6]), config), 0.2)

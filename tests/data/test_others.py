@@ -26,7 +26,8 @@ from embodyrl.data import image_files
 from embodyrl.data.batches import Demonstrations
 from embodyrl.data.check import check_to_imitate
 from embodyrl.data.layout import DatasetError, Images
-from embodyrl.data.reader import Dataset, open_dataset, require_episodes
+from embodyrl.data.reader import Dataset
+from embodyrl.data.store import EpisodeStore
 
 DATA, TASKS = "data/chunk-000/file-000.parquet", "meta/tasks.parquet"
 EPISODES, RENDER = "meta/episodes/chunk-000/file-000.parquet", "observation.images.render"
@@ -144,11 +145,12 @@ def test_data_features_names_what_others_call_otherwise(tmp_path: Path) -> None:
     named = dataclasses.replace(loaded.data, features=FeatureNames(images={"pixels": "observation.image"}))
     config = dataclasses.replace(loaded, data=named)
     assert list(check_to_imitate(config)) == []
-    dataset = open_dataset(config)
+    store = EpisodeStore.open(config)
+    dataset = store.dataset
     assert np.array_equal(dataset.read(1).images, before.images) and np.array_equal(
         dataset.read(1).actions, before.actions
     )
-    shown = Demonstrations(dataset, config.data, cameras=["pixels"], chunk_size=1, seed=0, frames=1)
+    shown = Demonstrations(store)
     assert next(shown.batches(0, 1)).observation.images.shape == (12, 1, *size, 3)
 
     write_numbered(tmp_path / "openpi", LENGTHS, cameras=("base", "left"), image_size=(16, 16))
@@ -265,10 +267,16 @@ def test_a_row_group_or_an_episode_that_memory_has_no_room_for_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_numbered(tmp_path / "demos", LENGTHS, cameras=("render",), image_size=(512, 512))
-    dataset = Dataset(tmp_path / "demos")
-    require_episodes(dataset, 4)
+    dataset, config = Dataset(tmp_path / "demos"), load_config("gym_pendulum").config
+
+    def store(memory_mib: int) -> EpisodeStore:
+        return EpisodeStore(
+            dataset, dataclasses.replace(config, data=dataclasses.replace(config.data, memory_mib=memory_mib))
+        )
+
+    store(4).require_each()
     with pytest.raises(DatasetError, match=r"episode 2 of .* takes 4 MiB, more than data.memory_mib = 3: set .* to at"):
-        require_episodes(dataset, 3)
+        store(3).require_each()
     monkeypatch.setattr("embodyrl.data.storage.LARGEST_GROUP", 100)
     with pytest.raises(DatasetError, match=r"row group 0 of .* takes 0 MiB, and at most 0 are read"):
         Dataset(tmp_path / "demos")

@@ -15,6 +15,7 @@ from embodyrl.config import ConfigError, load_config
 from embodyrl.config.schema import Bootstrap, Config, DiscountPer
 from embodyrl.data.layout import DatasetError, DatasetSpec, Episode
 from embodyrl.data.reader import Dataset
+from embodyrl.data.store import EpisodeStore
 from embodyrl.data.transitions import Transitions
 from embodyrl.data.writer import DatasetWriter
 
@@ -60,7 +61,7 @@ def last(number: int, length: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def found(dataset: Dataset, *overrides: str) -> dict[str, Any]:
-    transitions = Transitions(dataset, config(*overrides))
+    transitions = Transitions(EpisodeStore(dataset, config(*overrides)))
     return {name: each.tolist() for name, each in transitions.take(np.arange(len(transitions))).items()}
 
 
@@ -98,7 +99,7 @@ def test_where_a_classifier_ends_rollouts_a_success_ends_demonstrations(at_succe
     words = [f"env.end_at_success={at_success}"]
 
     def rows(judge_ends: bool | None) -> dict[str, Any]:
-        transitions = Transitions(dataset, config(*words), judge_ends=judge_ends)
+        transitions = Transitions(EpisodeStore(dataset, config(*words)), judge_ends=judge_ends)
         return {name: each.tolist() for name, each in transitions.take(np.arange(len(transitions))).items()}
 
     ends, goes_on, none = rows(True), rows(False), rows(None)
@@ -125,7 +126,8 @@ def test_frames_beyond_the_time_limit_of_the_run_are_left_out(tmp_path: Path) ->
 def test_what_ended_an_episode_decides_about_its_targets(ended: str, tmp_path: Path) -> None:
     """The same numbers, and a value of 10 of whatever follows: with gamma 0.5 the last target is 8 or 13."""
     solved = 7 if ended == "by success" else None
-    rows = Transitions(written(tmp_path / "d", episode(8, solved=solved, last_proprio=last(0, 8))), config())
+    dataset = written(tmp_path / "d", episode(8, solved=solved, last_proprio=last(0, 8)))
+    rows = Transitions(EpisodeStore(dataset, config()))
     import torch
 
     columns = {name: torch.from_numpy(each) for name, each in rows.take(np.array([7])).items()}
@@ -190,7 +192,7 @@ def test_images_are_there_once_and_those_of_earlier_decisions_come_with_them(tmp
     dataset = written(tmp_path / "d", whole, cameras=("corner4",), image_size=(8, 8))
     plain = config()
     env = dataclasses.replace(plain.env, cameras=["corner4"], image_size=[8, 8], frames=2)
-    transitions = Transitions(dataset, dataclasses.replace(plain, env=env))
+    transitions = Transitions(EpisodeStore(dataset, dataclasses.replace(plain, env=env)))
     rows = transitions.take(np.arange(4))
     assert rows["images"].shape == (4, 2, 8, 8, 3) and rows["images"].dtype == np.uint8
     assert rows["images"][:, :, 0, 0, 0].tolist() == [[0, 0], [1, 0], [2, 1], [3, 2]]
@@ -224,7 +226,7 @@ def test_what_critics_cannot_learn_from_is_refused(change: str, message: str, tm
 
         dataset.read = read  # type: ignore[method-assign]
     with pytest.raises(DatasetError, match=message):
-        Transitions(dataset, settings)
+        Transitions(EpisodeStore(dataset, settings))
 
 
 # ---- before anything starts
@@ -312,11 +314,11 @@ def test_demonstrations_of_other_sizes_are_not_imitated(changes: dict[str, Any],
 def test_what_is_only_imitated_needs_no_rewards(tmp_path: Path) -> None:
     folder = of_metaworld(tmp_path / "d", outcome=False)
     loaded = load_config("push_dagger", [f"data.path={folder}"]).config
-    transitions = Transitions(Dataset(folder), loaded)
+    transitions = Transitions(EpisodeStore(Dataset(folder), loaded))
     taken = transitions.take(np.arange(len(transitions)))
     assert len(transitions) > 0 and taken["labelled"].all() and not taken["terminated"].any()
     with pytest.raises(DatasetError, match="does not hold both rewards and successes, which critics learn from"):
-        Transitions(Dataset(folder), config())
+        Transitions(EpisodeStore(Dataset(folder), config()))
 
 
 def spoil(path: Path, name: str, value: float) -> None:

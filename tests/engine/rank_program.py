@@ -20,7 +20,7 @@ from learning import PPO
 
 from embodyrl.algorithms.losses import token_weights
 from embodyrl.config.schema import Aggregation, Offload, OldLogprobs, ParallelBackend, ParallelConfig, Precision
-from embodyrl.data.batch import Batch
+from embodyrl.data.layout import Batch
 from embodyrl.engine.distribution import full_state_dict, parallelize
 from embodyrl.engine.exchange import Exchange
 from embodyrl.engine.hybrid import HybridEngine

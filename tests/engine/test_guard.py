@@ -9,7 +9,7 @@ from engines import make_batch, make_engine, weights
 from safetensors import safe_open
 
 from embodyrl.config.schema import GuardConfig
-from embodyrl.data.batch import Batch
+from embodyrl.data.layout import Batch
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.optimizer import NumericsError
 from embodyrl.envs import Observation

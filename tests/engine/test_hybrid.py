@@ -13,7 +13,7 @@ from learning import LearningEngine, learning_engine
 from embodyrl.algorithms.losses import OWN_METRICS, LossOutput
 from embodyrl.algorithms.options import GIVEN
 from embodyrl.config.schema import Device, EngineConfig, LearningRate, OptimizerConfig, Proximal
-from embodyrl.data.batch import Batch
+from embodyrl.data.layout import Batch
 from embodyrl.engine.minibatch import draw_minibatches, to_columns
 from embodyrl.engine.reference import FrozenCopy
 from embodyrl.envs import Observation

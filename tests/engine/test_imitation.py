@@ -18,7 +18,7 @@ from learning import LearningEngine, learning_engine
 
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import EngineConfig, ModelConfig, OptimizerConfig
-from embodyrl.data.batch import Batch
+from embodyrl.data.layout import Batch
 from embodyrl.engine.parallel import Ranks
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.methods.dagger.config import DAggerConfig

@@ -27,7 +27,7 @@ from embodyrl.algorithms.off_policy import (
     implicit_targets,
 )
 from embodyrl.config.schema import AlgorithmConfig, CriticUse, EngineConfig, OptimizerConfig
-from embodyrl.data.batch import Batch
+from embodyrl.data.layout import Batch
 from embodyrl.envs import Observation
 from embodyrl.methods.iql.config import ImplicitConfig, IQLConfig
 from embodyrl.methods.iql.learner import ImplicitQ

@@ -17,7 +17,7 @@ from learning import LearningEngine, learning_engine
 
 from embodyrl.algorithms.shifts import draw_shifts, shifted
 from embodyrl.config.schema import EngineConfig, OptimizerConfig
-from embodyrl.data.batch import Batch
+from embodyrl.data.layout import Batch
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
 from embodyrl.methods.replay.config import CriticsConfig
 from embodyrl.methods.rlpd.config import DemonstratedConfig, ImitationConfig, RLPDConfig

@@ -26,7 +26,7 @@ from learning import LearningEngine, learning_engine
 
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import EngineConfig, Level, ModelConfig
-from embodyrl.data.batch import Batch
+from embodyrl.data.layout import Batch
 from embodyrl.engine.exchange import ADDRESS
 from embodyrl.engine.lora import merge, save_policy
 from embodyrl.envs import ActionField, Observation, SimulatorSpec

@@ -12,7 +12,7 @@ from known_numbers import make_collector
 
 from embodyrl.config import load_config
 from embodyrl.data.layout import DatasetSpec, Episode
-from embodyrl.data.reader import Dataset
+from embodyrl.data.store import EpisodeStore
 from embodyrl.data.transitions import Transitions
 from embodyrl.data.writer import DatasetWriter
 from embodyrl.engine.parallel import SINGLE_PROCESS
@@ -37,7 +37,7 @@ def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> Transitions:
             )
         )
     config = load_config("experiment/push_rlpd", [f"data.path={folder}"], not_needed=[("data", "path")]).config
-    return Transitions(Dataset(folder), config)
+    return Transitions(EpisodeStore.open(config))
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ class FirstImitation:
             yield done
         self._message(
             f"imitation: {counted(done, 'step')} on {counted(demonstrations.chunks, 'chunk')} of "
-            f"{counted(len(demonstrations.dataset.episodes), 'demonstration')}, "
+            f"{counted(len(demonstrations.store), 'demonstration')}, "
             f"loss {metrics.get('train/loss', math.nan):.4g} ({time.perf_counter() - begun:.1f} s)"
         )
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from embodyrl.data.batch import Batch
+from embodyrl.data.layout import Batch
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.minibatch import (
     Columns,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from embodyrl.config.schema import Config
 from embodyrl.data.judgements import Judgements
-from embodyrl.data.reader import open_dataset
+from embodyrl.data.store import EpisodeStore
 from embodyrl.methods.imitation.imitation import Imitation
 from embodyrl.methods.learner import BuildEngine, LearnerAlone
 from embodyrl.methods.reward_classifier.config import RewardClassifierConfig
@@ -91,12 +91,15 @@ class ClassifierLearner(LearnerAlone):
     def __init__(self, config: Config, build: BuildEngine) -> None:
         assert isinstance(config.algorithm, RewardClassifierConfig), "its registration says so"
         self._config = config
-        dataset = open_dataset(config)
-        self._shown = Judgements(dataset, config, config.algorithm.held_out)
+        store = EpisodeStore.open(config)
+        self._shown = Judgements(store, config.algorithm.held_out)
         env = config.env
         height, width = env.image_size if env.cameras else (0, 0)
         self._seen = ClassifierInput(
-            state_dim=dataset.spec.state_dim, cameras=tuple(env.cameras), image_size=(height, width), frames=env.frames
+            state_dim=store.dataset.spec.state_dim,
+            cameras=tuple(env.cameras),
+            image_size=(height, width),
+            frames=env.frames,
         )
         single = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, chunk_size=1))
         self._engine = build(single, spec_of_answers(self._seen))
