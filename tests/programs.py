@@ -49,8 +49,8 @@ WARM_UP, PLAN = ["run", "--print-config", "experiment/gym_pendulum"], ["plan", "
 """Commands that the server runs, so that what they import and remember is there in every program."""
 VLA = ("embodyrl.models.libraries",)
 """What programs with a vision-language-action model need beside that; for `preload`."""
-STARTING = ("embodyrl.placement.process", "embodyrl.sweeps.runner", "embodyrl.sweeps.sharing")
-"""Modules of embodyrl that start interpreters."""
+STARTING = "embodyrl.placement.process"
+"""Module of embodyrl that starts interpreters."""
 LONGEST_MESSAGE = 1 << 18
 MOST_FDS = 16
 HIGH_FDS = 500
@@ -159,16 +159,12 @@ class Child(Program):
 
 
 class Subprocess:
-    """The module `subprocess` for those of `STARTING`: interpreters are forked, all else is as it was."""
+    """The module `subprocess` for `STARTING`: interpreters are forked, all else is as it was."""
 
     Popen = Child
 
     def __getattr__(self, name: str) -> Any:
         return getattr(subprocess, name)
-
-    @staticmethod
-    def run(command: Sequence[str], *, capture_output: Literal[True], timeout: float, **options: Any) -> Any:
-        return run(words_of(command), timeout=timeout, **options)
 
 
 def words_of(command: Sequence[str]) -> list[str]:
@@ -198,10 +194,8 @@ def fresh_children() -> Iterator[None]:
 
 def start_with(substitute: Any) -> Any:
     """Have embodyrl start processes with another module than `subprocess`; returns the one that it had."""
-    before = subprocess
-    for name in STARTING:
-        module: Any = importlib.import_module(name)
-        before, module.subprocess = module.subprocess, substitute
+    module: Any = importlib.import_module(STARTING)
+    before, module.subprocess = module.subprocess, substitute
     return before
 
 

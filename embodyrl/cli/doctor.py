@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from embodyrl.cli import checkup
-from embodyrl.cli.checkup import CheckResult, ProbeFailed, Started, Status
+from embodyrl.cli.checkup import CheckResult, Started, Status
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Device
 from embodyrl.placement.graphics import RenderingCheck
 from embodyrl.placement.plan import Inventory, inventory
+from embodyrl.placement.process import ProbeFailed
 from embodyrl.registry import SIMULATORS, SimulatorEntry, load_target
 from embodyrl.screen import counted
 from embodyrl.terminal import Console

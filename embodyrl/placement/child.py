@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.errors import PluginError, RunError, UserError, is_debugging
-from embodyrl.placement.signals import leave_to_parent
+from embodyrl.placement.signals import STOPPING, leave_to_parent
 from embodyrl.placement.startup_lock import use_startup_lock
 from embodyrl.placement.topology import bind
 from embodyrl.placement.transport.pipe import Call, Failure, Pipe, decode_call, encode_reply
@@ -83,6 +83,19 @@ def follow_parent(parent: int, number: signal.Signals) -> None:
     # A parent that ended before prctl took effect sends nothing; then another process has adopted this one.
     if os.getppid() != parent:
         os._exit(1)
+
+
+def take_place() -> None:
+    """Make this process, which `process.spawn` has started, a program of its own, with the words behind `[parent,
+    *cpus]` as its command line: on these CPUs, if there are any, and asked to stop when the parent ends, also if that
+    is killed."""
+    place, *words = sys.argv[3:]
+    sys.argv[1:] = words
+    parent, *cpus = json.loads(place)
+    follow_parent(parent, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    if cpus:
+        os.sched_setaffinity(0, cpus)
 
 
 def serve(pipe: Pipe) -> None:

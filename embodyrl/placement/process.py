@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ class Process:
     """One process, in a process group of its own.
 
     Args:
-        pid: its id; no other process can get it until `kill` has reaped this one.
+        pid: its id; no other process can get it until `kill` or `poll` has reaped this one.
     """
 
     def __init__(self, pid: int) -> None:
@@ -38,7 +39,7 @@ class Process:
         self.exit_fd = open_pidfd(pid)
         """File descriptor that becomes readable when the process ends; None where the kernel does not support it."""
         self.status: int | None = None
-        """Exit code, or minus the number of the signal that killed it; None until `kill`, or if it is unknown."""
+        """Exit code, or minus the number of the signal that killed it; None until it is reaped, or if it is unknown."""
         self._is_reaped = False
 
     def has_exited(self, timeout: float) -> bool:
@@ -55,13 +56,23 @@ class Process:
 
     def kill(self) -> None:
         """End the process and its group at once, reap it and release its resources. May be called again."""
-        # Reaped only here, after the signal: until then the id cannot belong to another process, so the signal cannot
+        # Reaped only after the signal: until then the id cannot belong to another process, so the signal cannot
         # hit a stranger.
         if self._is_reaped:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.has_exited(EXIT_S)
+        self._forget()
+
+    def poll(self) -> bool:
+        """Return whether the process has ended, and then reap it and release its resources. Others of its group go
+        on."""
+        if self.has_exited(0.0) and not self._is_reaped:
+            self._forget()
+        return self._is_reaped
+
+    def _forget(self) -> None:
         try:
             self.status = self._reap()
         finally:  # also if a signal's exception ends the waiting
@@ -107,7 +118,13 @@ class SpawnedProcess(Process):
 
 
 def spawn(
-    code: str, arguments: list[str], *, env: Mapping[str, str], output: IO[bytes], fd: int | None = None
+    code: str,
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    output: IO[bytes],
+    errors: IO[bytes] | None = None,
+    fd: int | None = None,
 ) -> SpawnedProcess:
     """Start an interpreter that runs `code`, with this program's module path.
 
@@ -121,9 +138,10 @@ def spawn(
         arguments: the first is the process' name for people.
         env: its environment.
         output: file for its output.
+        errors: file for what it writes to stderr; None: the same.
         fd: file descriptor that it inherits besides the standard ones, if any.
     """
-    boot = f"import json, sys; sys.path[:] = json.loads(sys.argv[2]); {code}"
+    boot = f"import json, sys; sys.path[:] = json.loads(sys.argv[2])\n{code}"
     label, *rest = arguments
     command = [sys.executable, "-u", "-P", "-c", boot, label, json.dumps(sys.path), *rest]
 
@@ -133,7 +151,7 @@ def spawn(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=output,
+                stderr=output if errors is None else errors,
                 env=env,
                 pass_fds=[] if fd is None else [fd],
                 process_group=0,
@@ -149,6 +167,62 @@ def spawn(
 def _lasting_thread() -> ThreadPoolExecutor:
     """Return a thread that lives as long as the program."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="embodyrl-spawn")
+
+
+class ProbeFailed(Exception):
+    """Raised when a probe failed; the text describes how."""
+
+
+class Probe:
+    """Python code that runs in another process, started at once.
+
+    Args:
+        code: prints its result as JSON on the last line.
+        arguments: it finds them in `sys.argv[3:]`.
+        env_vars: environment variables to set; None as a value removes one.
+    """
+
+    def __init__(self, code: str, *arguments: str, env_vars: Mapping[str, str | None] | None = None) -> None:
+        wanted = {**os.environ, **(env_vars or {})}
+        env = {name: value for name, value in wanted.items() if value is not None}
+        with contextlib.ExitStack() as files:
+            self._output, self._errors = (files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+            code = f"import signal; signal.pthread_sigmask(signal.SIG_SETMASK, ())\n{code}"
+            self._process = spawn(code, ["probe", *arguments], env=env, output=self._output, errors=self._errors)
+            self._files = files.pop_all()
+
+    def result(self, deadline: float) -> Any:
+        """Wait for the result and return it.
+
+        Args:
+            deadline: time at which the process is killed, on the clock of `time.monotonic()` [s].
+
+        Raises:
+            ProbeFailed: it crashed, raised, printed nothing, or was too slow.
+        """
+        with self._files:
+            try:
+                if not self._process.has_exited(deadline - time.monotonic()):
+                    raise ProbeFailed("hangs: no answer in time")
+            finally:
+                self.close()
+            output, errors = _lines(self._output), _lines(self._errors)
+        code = self._process.status or 0
+        if code < 0:
+            raise ProbeFailed(f"crashes ({signal_name(-code)})")
+        if code > 0 or not output:
+            raise ProbeFailed(errors[-1] if errors else f"exits with code {code}")
+        return json.loads(output[-1])
+
+    def close(self) -> None:
+        """Kill the process, if it still runs, and all processes that it started."""
+        self._process.kill()
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    """Return the lines of a file that are not empty."""
+    file.seek(0)
+    return [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
 
 
 def open_pidfd(pid: int) -> int | None:

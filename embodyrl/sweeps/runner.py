@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from embodyrl.placement.process import describe_exit, signal_name
+from embodyrl.placement.process import SpawnedProcess, describe_exit, signal_name, spawn
 from embodyrl.placement.signals import STOPPED_CODES
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.stopping import Stopper, end_program
 from embodyrl.screen import duration
-from embodyrl.sweeps.child import command
 from embodyrl.sweeps.progress import Screen, Task
 from embodyrl.sweeps.sharing import Share, variables
 
@@ -26,6 +23,7 @@ TAIL = 20_000
 """Bytes of the end of a log in which the reason of a failure is looked for."""
 LONGEST_REASON = 1000
 """Characters of a reason that are shown: room for two long paths and the remedy behind them."""
+_MAIN = "from embodyrl.placement.child import take_place; take_place(); from embodyrl.cli.main import main; main()"
 
 
 class SweepRunner:
@@ -49,7 +47,7 @@ class SweepRunner:
         self._shares = list(shares)
         self._screen = screen
         self._end = leave
-        self._running: dict[subprocess.Popen[bytes], tuple[Task, Share]] = {}
+        self._running: dict[SpawnedProcess, tuple[Task, Share]] = {}
         self._stopper = Stopper(unit="the iterations of all runs", leave=self._leave)
         self.stopped_by: int | None = None
         """Number of the signal that stopped the sweep."""
@@ -81,15 +79,15 @@ class SweepRunner:
         self._screen.say(f"{task.name}: {'continues' if task.arguments[0] == 'resume' else 'started'}")
 
     def _collect(self) -> None:
-        for process in [each for each in self._running if each.poll() is not None]:
+        for process in [each for each in self._running if each.poll()]:
             task, share = self._running.pop(process)
             self._shares.append(share)
             task.metrics.read()
             task.seconds, task.started = time.monotonic() - (task.started or 0.0), None
-            code = process.returncode
+            code = process.status
             if code == 0:
                 task.state = "done"
-            elif code in STOPPED_CODES:
+            elif code is not None and code in STOPPED_CODES:
                 task.state, task.reason = "stopped", f"by {signal_name(code - 128)}"
             else:
                 task.state, task.reason = "failed", reason_in(task.log) or describe_exit(code)
@@ -102,16 +100,12 @@ class SweepRunner:
             self.stopped_by = self._stopper.exit_code - 128
             for process, (task, _) in self._running.items():
                 task.state = "stopping"
-                process.send_signal(self.stopped_by)
+                os.kill(process.pid, self.stopped_by)
 
     def _kill(self) -> None:
         """End all runs and their processes at once; these die with the run's first process."""
         for process in self._running:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:  # it has just ended
-                continue
-            process.wait()
+            process.kill()
         self._running.clear()
 
     def _leave(self, number: int) -> NoReturn:
@@ -120,20 +114,13 @@ class SweepRunner:
         self._end(number)
 
 
-def _launch(task: Task, share: Share) -> subprocess.Popen[bytes]:
+def _launch(task: Task, share: Share) -> SpawnedProcess:
     """Start the process of a run."""
     if not task.run_dir.exists():
         RunDir.prepare(task.run_dir)
     with task.log.open("ab") as log:
-        # In a group of its own: Ctrl-C reaches it once, from here.
-        return subprocess.Popen(
-            [sys.executable, *command(task.arguments, share.cpus)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=variables(share),
-            process_group=0,
-        )
+        place = json.dumps([os.getpid(), *share.cpus])
+        return spawn(_MAIN, ["run", place, *task.arguments], env=variables(share), output=log)
 
 
 def reason_in(log: Path) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import psutil
 from embodyrl.config.schema import Config, Device, PlacementBackend
 from embodyrl.errors import UserError
 from embodyrl.placement.plan import Inventory, inventory, plan_env_workers
+from embodyrl.placement.process import Probe, ProbeFailed
 from embodyrl.placement.ranks import gpu_names, gpus_wanted
 from embodyrl.planning.planner import ranks_of
 from embodyrl.screen import counted
@@ -26,7 +27,7 @@ FULL = 0.9
 """Share of a memory that runs may fill together."""
 PLANNING_S = 300.0
 """Longest time for planning all settings of a sweep [s]."""
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from embodyrl.sweeps.sharing import main; main()"
+_MAIN = "from embodyrl.sweeps.sharing import main; main()"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,28 +86,18 @@ def largest(all_needs: Sequence[Needs]) -> Needs:
 def plan_elsewhere(folders: Sequence[Path], *, trust: bool) -> Needs:
     """Return the needs of runs with these configs, planned in another process: importing torch would take this one
     more memory than it needs for the rest of the sweep."""
-    words = [json.dumps(sys.path), json.dumps([[str(folder) for folder in folders], trust])]
+    probe = Probe(_MAIN, json.dumps([[str(folder) for folder in folders], trust]))
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", BOOT, *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PLANNING_S,
-        )
-    except subprocess.TimeoutExpired:
-        return Needs(unknown=f"planning took longer than {PLANNING_S:.0f} s")
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return Needs(unknown=f"planning failed: {lines[-1]}")
-    return Needs(**json.loads(done.stdout.splitlines()[-1]))
+        return Needs(**probe.result(time.monotonic() + PLANNING_S))
+    except ProbeFailed as failure:
+        return Needs(unknown=f"planning failed: {failure}")
 
 
 def main() -> None:
     """Plan the runs of the configs that the command line names, and print the largest needs as JSON."""
     from embodyrl.runner.rundir import read_config
 
-    folders, trust = json.loads(sys.argv.pop(1))
+    folders, trust = json.loads(sys.argv[3])
     machine = inventory()
     needs = [needs_of(read_config(Path(folder), [], trust=trust).config, machine) for folder in folders]
     print(json.dumps(asdict(largest(needs))))

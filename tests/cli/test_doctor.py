@@ -15,11 +15,12 @@ import psutil
 import pytest
 
 from embodyrl.cli import checkup
-from embodyrl.cli.checkup import CheckResult, Probe, ProbeFailed, Status
+from embodyrl.cli.checkup import CheckResult, Status
 from embodyrl.cli.doctor import _start, verdict
 from embodyrl.config import ConfigUse, load_config
 from embodyrl.envs.mujoco import rendering
 from embodyrl.placement.plan import Inventory
+from embodyrl.placement.process import Probe, ProbeFailed
 from embodyrl.placement.topology import Gpu
 from embodyrl.registry import SIMULATORS
 
