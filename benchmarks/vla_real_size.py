@@ -17,9 +17,10 @@ To add a model, add an entry to MODELS; the model's registry entry must say that
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
@@ -41,8 +43,10 @@ from embodyrl.methods.learner import build_learner
 from embodyrl.methods.on_policy.config import OnPolicyConfig
 from embodyrl.methods.sft.config import SFTConfig
 from embodyrl.models import Policy, PolicyObservation, build_policy
+from embodyrl.models.errors import PolicyError
+from embodyrl.models.saved import PUBLISHED
 from embodyrl.planning.dry_run import SAMPLES, DryRun, fake, give_bodies
-from embodyrl.planning.weightless import Assuming, build_published, build_weightless
+from embodyrl.planning.weightless import Assuming, build_weightless
 from embodyrl.registry import SupportedModel
 
 PPO = OnPolicyConfig(name="ppo", epochs=1, minibatches=1, value_coef=0.0)
@@ -51,6 +55,9 @@ LEARN = ["lora", "full", "sft"]
 ASSUMED_PEAK = 790e12
 """FLOP/s for the bounds that are printed beside: a share of an H200's data sheet that large products reach."""
 
+INITIAL_STD = 0.02
+"""Standard deviation of random weights, as usual for language models."""
+
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     """Of attention on a CPU, which torch does not count by itself; arguments are shapes."""
@@ -58,6 +65,38 @@ def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> in
 
 
 ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+
+
+def build_published(
+    name: str, options: Mapping[str, Any], *, chunk_size: int, device: torch.device, seed: int = 0
+) -> Policy:
+    """Build a model of the published size with random weights on a device, for measuring speed and memory.
+
+    Args:
+        name: name of the model.
+        options: options of its `model:` section, without `checkpoint`.
+        chunk_size: actions per chunk.
+        device: device of the weights.
+        seed: seed of the weights.
+
+    Raises:
+        PolicyError: the model has no published size, or an option does not fit.
+    """
+    entry = SupportedModel.entry(name)
+    if entry.published is None:
+        raise PolicyError(f"no size of model {name!r} is known here: measure it with a checkpoint's shape")
+    policy_type: Callable[..., Policy] = entry.load()
+    config: Any = build_section(ModelConfig, {**options, "name": name})
+    policy = policy_type(dataclasses.replace(config, checkpoint=PUBLISHED), None, chunk_size)
+    policy.name = name
+    generator = torch.Generator(device).manual_seed(seed)
+    for module in policy.modules():
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.is_meta:
+                made = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                made.normal_(std=INITIAL_STD, generator=generator)
+                module.register_parameter(key, nn.Parameter(made, requires_grad=parameter.requires_grad))
+    return policy.to(device)
 
 
 def count_flops(policy: Policy, observe: Callable[[int], Observation]) -> tuple[float, float]:

@@ -53,11 +53,6 @@ class Exchange:
         self.received = 0
         """Bytes that came from other ranks."""
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that this rank holds."""
-        return sum(column.nbytes for held in self._held for column in held.columns.values())
-
     def put(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Hold rows for all ranks; returns their addresses, int64 `[M]`. Every rank puts the same columns.
 

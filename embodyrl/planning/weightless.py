@@ -1,4 +1,4 @@
-"""Build policies on the meta device, for planning, and with random weights of the published size, for benchmarks."""
+"""Build policies on the meta device, for planning."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from embodyrl.config.build import build_section
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
@@ -22,9 +20,6 @@ from embodyrl.registry import SupportedModel
 
 if TYPE_CHECKING:
     from embodyrl.models.flow.steering import SteeredPolicy
-
-INITIAL_STD = 0.02
-"""Standard deviation of random weights of the published size, as usual for language models."""
 
 
 class Assuming(TorchFunctionMode):
@@ -79,35 +74,3 @@ def steered_weightless(policy: Policy, steering: SteeringConfig) -> SteeredPolic
 
     with Assuming(), torch.device("meta"):
         return steered(policy, steering, seed=0)
-
-
-def build_published(
-    name: str, options: Mapping[str, Any], *, chunk_size: int, device: torch.device, seed: int = 0
-) -> Policy:
-    """Build a model of the published size with random weights on a device, for measuring speed and memory.
-
-    Args:
-        name: name of the model.
-        options: options of its `model:` section, without `checkpoint`.
-        chunk_size: actions per chunk.
-        device: device of the weights.
-        seed: seed of the weights.
-
-    Raises:
-        PolicyError: the model has no published size, or an option does not fit.
-    """
-    entry = SupportedModel.entry(name)
-    if entry.published is None:
-        raise PolicyError(f"no size of model {name!r} is known here: measure it with a checkpoint's shape")
-    policy_type: Callable[..., Policy] = entry.load()
-    config: Any = build_section(ModelConfig, {**options, "name": name})
-    policy = policy_type(dataclasses.replace(config, checkpoint=PUBLISHED), None, chunk_size)
-    policy.name = name
-    generator = torch.Generator(device).manual_seed(seed)
-    for module in policy.modules():
-        for key, parameter in list(module.named_parameters(recurse=False)):
-            if parameter.is_meta:
-                made = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-                made.normal_(std=INITIAL_STD, generator=generator)
-                module.register_parameter(key, nn.Parameter(made, requires_grad=parameter.requires_grad))
-    return policy.to(device)

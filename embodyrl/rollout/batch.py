@@ -194,26 +194,6 @@ class TrajectoryBatch:
         """
         return self._of(TensorDict({name: self[name] for name in names}, batch_size=self.size), self.task_descriptions)
 
-    def union(self, other: TrajectoryBatch) -> TrajectoryBatch:
-        """Return a batch with the columns of both.
-
-        Raises:
-            BatchError: a column that both have differs, or the batches are of different sizes or task descriptions.
-        """
-        if self.size != other.size:
-            raise BatchError(f"the batches are of different sizes: {list(self.size)} and {list(other.size)}")
-        if self.task_descriptions != other.task_descriptions:
-            raise BatchError(
-                f"the batches have different task descriptions: {self.task_descriptions} and {other.task_descriptions}"
-            )
-        conflicts = [name for name in self.columns() if name in other and not _equal(self[name], other[name])]
-        if conflicts:
-            raise BatchError(f"both batches have these columns, with different contents: {', '.join(conflicts)}")
-        both = self.select(*self.columns())
-        for name in other.columns():
-            both[name] = other[name]
-        return both
-
     def split(self, sizes: Sequence[int], along: Along) -> list[TrajectoryBatch]:
         """Return consecutive parts of these sizes, which must add up to the whole."""
         whole = self.size[AXES[along]]

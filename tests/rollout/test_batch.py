@@ -166,28 +166,6 @@ def test_padding_does_not_cut() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.sets(st.sampled_from(sorted(COLUMNS))), st.sets(st.sampled_from(sorted(COLUMNS))))
-def test_union_of_selections_is_the_selection_of_the_union(left: set[str], right: set[str]) -> None:
-    batch = batch_of()
-    both = batch.select(*left).union(batch.select(*right))
-    assert set(both.columns()) == left | right and both.equals(batch.select(*(left | right)))
-
-
-def test_union_refuses_what_differs() -> None:
-    one, other = (
-        batch_of(seed=1).select("rewards", "task_index", "steps"),
-        batch_of(seed=2).select("rewards", "task_index", "steps"),
-    )
-    with pytest.raises(BatchError, match="different contents: rewards, steps"):
-        one.union(other)
-    with pytest.raises(BatchError, match=r"different sizes: \[2, 3\] and \[2, 4\]"):
-        one.union(batch_of(2, 4))
-    other.task_descriptions = ["open"]
-    with pytest.raises(BatchError, match="different task descriptions"):
-        one.union(other)
-
-
-@settings(max_examples=20, deadline=None)
 @given(number, number, st.lists(st.text(), min_size=2, max_size=3, unique=True))
 def test_a_saved_batch_is_loaded_exactly(k: int, b: int, task_descriptions: list[str]) -> None:
     batch = TrajectoryBatch(columns(k, b), task_descriptions)

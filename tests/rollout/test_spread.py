@@ -10,6 +10,7 @@ import programs
 import pytest
 import torch
 from slow import rest_slow
+from spread_program import held_bytes
 
 from embodyrl.engine.exchange import Exchange
 from embodyrl.engine.parallel import SINGLE_PROCESS
@@ -33,9 +34,9 @@ def test_one_rank_finds_its_rows_again() -> None:
     second = exchange.put({"images": torch.arange(8, 12, dtype=torch.uint8).view(2, 2)})
     wanted = torch.cat([second[1:], first[[2, 0, 2]]])
     assert exchange.fetch([wanted])["images"].tolist() == [[10, 11], [4, 5], [0, 1], [4, 5]]
-    assert exchange.held_bytes == 12 and exchange.received == 0
+    assert held_bytes(exchange) == 12 and exchange.received == 0
     exchange.keep(wanted)
-    assert exchange.held_bytes == 6
+    assert held_bytes(exchange) == 6
     assert exchange.fetch([wanted])["images"].tolist() == [[10, 11], [4, 5], [0, 1], [4, 5]]
     with pytest.raises(KeyError, match="1 rows of a batch are not held any more"):
         exchange.fetch([first[:2]])
