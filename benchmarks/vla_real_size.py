@@ -114,7 +114,7 @@ def count_flops(policy: Policy, observe: Callable[[int], Observation]) -> tuple[
     run = DryRun(policy, inputs, inputs, samples, torch.float32)
     counts = []
     with mode, Assuming(), torch.no_grad():
-        for step in (run.decide, run.score):
+        for step in (run.decide, lambda: policy.evaluate(inputs, dict(run.decision.trace))):
             with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
                 step()
             counts.append(counter.get_total_flops() / samples)

@@ -250,10 +250,6 @@ class DryRun:
             self.decision = self._policy.act(self._inputs, "eval", None)
         return _bytes(self._inputs) + live.peak
 
-    def score(self) -> None:
-        """Score these chunks."""
-        self._policy.evaluate(self._learned, dict(self.decision.trace))
-
     def learn(self) -> tuple[int, int]:
         """Run a training step; return the bytes alive after the forward pass, and their peak. Gradients exist already
         and are not counted."""

@@ -230,14 +230,6 @@ class TrajectoryBatch:
         """Return the batch on another device."""
         return self._of(self.data.to(device), self.task_descriptions)
 
-    def equals(self, other: TrajectoryBatch) -> bool:
-        """Return whether task descriptions, columns, types and every number are the same."""
-        return (
-            self.task_descriptions == other.task_descriptions
-            and self.size == other.size
-            and _equal(self.data, other.data)
-        )
-
     def save(self, path: Path) -> None:
         """Write one safetensors file; its header holds the task descriptions and the size, as JSON."""
         header = {"task_descriptions": json.dumps(self.task_descriptions), "size": json.dumps(list(self.size))}
@@ -265,7 +257,8 @@ class TrajectoryBatch:
 
 def leaves(batch: TrajectoryBatch) -> dict[str, Tensor]:
     """Return all tensors of a batch by name; nested ones are called `trace/sample`."""
-    return _leaves(batch.data)
+    found: Any = batch.data.items(include_nested=True, leaves_only=True)
+    return {"/".join(key) if isinstance(key, tuple) else key: leaf for key, leaf in found}
 
 
 def concat(batches: Sequence[TrajectoryBatch], along: Along) -> TrajectoryBatch:
@@ -305,7 +298,7 @@ def _with_task_descriptions(batch: TrajectoryBatch, task_descriptions: list[str]
 
 def _check_joint(one: TrajectoryBatch, other: TrajectoryBatch, along: Along) -> None:
     """Raise `BatchError` if two batches cannot be concatenated."""
-    left, right = _leaves(one.data), _leaves(other.data)
+    left, right = leaves(one), leaves(other)
     if left.keys() != right.keys():
         raise BatchError(f"not all batches have the columns {', '.join(sorted(left.keys() ^ right.keys()))}")
     axis = AXES[along]
@@ -316,18 +309,3 @@ def _check_joint(one: TrajectoryBatch, other: TrajectoryBatch, along: Along) -> 
                 f"batches cannot be joined along {along}: column {name!r} is {found(column)} in one and "
                 f"{found(right[name])} in another"
             )
-
-
-def _leaves(data: TensorDictBase) -> dict[str, Tensor]:
-    """Return all tensors by name; nested ones are called `trace/sample`."""
-    leaves: Any = data.items(include_nested=True, leaves_only=True)
-    return {"/".join(key) if isinstance(key, tuple) else key: leaf for key, leaf in leaves}
-
-
-def _equal(one: Tensor | TensorDictBase, other: Tensor | TensorDictBase) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return False
-    left, right = _leaves(one), _leaves(other)
-    return left.keys() == right.keys() and all(_equal(column, right[name]) for name, column in left.items())

@@ -235,11 +235,6 @@ class Replay:
         """Whether there are enough decisions to act and learn by."""
         return self.added >= self.start_after
 
-    @property
-    def is_new(self) -> bool:
-        """Whether nothing has been learned from it yet."""
-        return self._taken == 0
-
     def describe(self) -> str:
         """Return its size and place, for people. Columns that are small stay in memory if others do not."""
         size = self._decided.size * row_bytes(self.fields) / MIB
@@ -274,11 +269,6 @@ class Replay:
     def taken(self) -> int:
         """Steps that were made for its decisions."""
         return self._taken
-
-    @property
-    def observations(self) -> Tensor | None:
-        """State observations of this rank's decisions, `[M, S]`; a copy. None if there are none."""
-        return self.seen("proprio")
 
     def seen(self, name: str) -> Tensor | None:
         """Return an observed column of this rank's decisions, `[M, ...]`; a copy. None if there is none."""

@@ -264,6 +264,7 @@ def test_a_batch_of_an_earlier_version_loads_with_the_new_column(tmp_path, old) 
     from safetensors import safe_open
     from safetensors.torch import save_file
 
+    from tests.rollout.spread_program import equal
     from tests.rollout.test_batch import batch_of
 
     now, path = batch_of(), tmp_path / "batch.safetensors"
@@ -275,4 +276,4 @@ def test_a_batch_of_an_earlier_version_loads_with_the_new_column(tmp_path, old) 
     header = {names.get(name, name): value for name, value in header.items()}
     save_file({names.get(name, name): value for name, value in tensors.items()}, path, metadata=header)
     loaded = type(now).load(path)
-    assert loaded.equals(now) and torch.equal(loaded["task_index"], now["task_index"])
+    assert equal(loaded, now) and torch.equal(loaded["task_index"], now["task_index"])

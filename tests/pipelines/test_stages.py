@@ -37,6 +37,7 @@ from embodyrl.rollout.episodes import Rollout
 from embodyrl.rollout.rollouts import Rollouts
 from embodyrl.runner.build import build_method
 from embodyrl.runner.share import LocalEnvs, LocalRollouts
+from tests.rollout.spread_program import equal
 
 SMALL = [
     "env.num_envs=4",
@@ -424,7 +425,7 @@ def test_dynamic_sampling_on_a_real_simulator(manager: EnvManager) -> None:
     iteration = begun(config, collector, engine, first)
     filter_groups(iteration)
     assert iteration.metrics["filter/groups_learned"] == 2 and collector.surplus is None
-    assert iteration.batch is not None and iteration.batch.equals(first.batch)
+    assert iteration.batch is not None and equal(iteration.batch, first.batch)
 
 
 GROUPED = ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "cpgd", "gspo"]

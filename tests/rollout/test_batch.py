@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spread_program import equal
 from torch import Tensor
 
 from embodyrl.rollout.batch import COLUMNS, Along, BatchError, TrajectoryBatch, concat, type_name
@@ -101,8 +102,8 @@ def test_parts_make_up_the_whole(k: int, b: int, along: Along, data: st.DataObje
     batch = batch_of(k, b)
     whole = k if along == "K" else b
     cut = data.draw(st.integers(0, whole))
-    assert concat(batch.split([cut, whole - cut], along), along).equals(batch)
-    assert concat(batch.chunk(whole, along), along).equals(batch)
+    assert equal(concat(batch.split([cut, whole - cut], along), along), batch)
+    assert equal(concat(batch.chunk(whole, along), along), batch)
     parts = batch.chunk(whole, along)
     assert all(part.size == ((1, b) if along == "K" else (k, 1)) for part in parts)
 
@@ -157,7 +158,7 @@ def test_padding_adds_decisions_or_slots_that_do_not_count(k: int, b: int, along
     padded = batch.pad(size + more, along)
     assert padded.size == ((k + more, b) if along == "K" else (k, b + more))
     own, added = padded.split([size, more], along)
-    assert own.equals(batch) and not added["valid"].any()
+    assert equal(own, batch) and not added["valid"].any()
 
 
 def test_padding_does_not_cut() -> None:
@@ -173,7 +174,7 @@ def test_a_saved_batch_is_loaded_exactly(k: int, b: int, task_descriptions: list
         path = Path(folder) / "batch.safetensors"
         for saved in (batch, batch.split([1, b - 1], "B")[1], batch.select("rewards"), batch.select()):
             saved.save(path)
-            assert TrajectoryBatch.load(path).equals(saved)
+            assert equal(TrajectoryBatch.load(path), saved)
 
 
 def test_a_part_of_a_batch_is_saved_without_the_rest(tmp_path: Path) -> None:

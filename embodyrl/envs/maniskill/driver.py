@@ -32,12 +32,6 @@ def install() -> None:
     Articulation.set_joint_drive_targets = _quick_joint_targets
 
 
-def uninstall() -> None:
-    """Restore ManiSkill's own methods."""
-    Pose.create = classmethod(_create)
-    Articulation.set_joint_drive_targets = _set_joint_drive_targets
-
-
 def make(entry: Any, config: ManiSkillConfig, **settings: Any) -> Any:
     """Build an environment of a registered task, whose observations are ManiSkill's state vectors `[N, S]`.
 
