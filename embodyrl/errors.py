@@ -97,6 +97,11 @@ class RunError(RuntimeError):
         return str(self)
 
 
+def listed(names: Iterable[str]) -> str:
+    """Return names in quotes, one after the other."""
+    return ", ".join(map(repr, names))
+
+
 def shell_command(*words: str | Path) -> str:
     """Return a command of embodyrl, as it can be pasted into a shell: `shell_command("resume", run_dir)`."""
     return shlex.join(["embodyrl", *map(str, words)])

@@ -6,7 +6,6 @@ bodies to their end. So every answer is checked first, in one place: a hook of t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from embodyrl.errors import UserError
-from embodyrl.files import foreign_entry
+from embodyrl.files import digest, foreign_entry
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _CONTENT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -190,14 +189,9 @@ def check_download(folder: Path, files: Mapping[str, tuple[int | None, str | Non
         fault = None
         if size is not None and found != size:
             fault = f"has {found} bytes, in the list it has {size}"
-        elif sha256 is not None and _sha256(path) != sha256:
+        elif sha256 is not None and digest(path) != sha256:
             fault = "has other contents than the SHA-256 in the list"
         if fault is not None:
             path.resolve().unlink(missing_ok=True)
             path.unlink(missing_ok=True)
             raise AnswerError(f"sends {name}, which {fault}")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,7 +3,7 @@ sizes are compared, too (`EpisodeStore.require_fit`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +21,8 @@ from embodyrl.config.rules import (
 from embodyrl.config.schema import Config
 from embodyrl.data.files import regular_file
 from embodyrl.data.info import Info, check_statistics
-from embodyrl.data.layout import EXECUTED, REWARD, SUCCESS, TASKS, DatasetError, DatasetSpec
-from embodyrl.errors import MissingPackageError, did_you_mean
+from embodyrl.data.layout import EXECUTED, REWARD, SUCCESS, TASKS, DatasetError, DatasetSpec, size_text
+from embodyrl.errors import MissingPackageError, did_you_mean, listed
 from embodyrl.hub import is_hub_name
 from embodyrl.registry import SIMULATORS, SupportedModel
 
@@ -88,8 +88,8 @@ def _misfits(config: Config, info: Info) -> Iterator[ConfigIssue]:
     if spec.cameras and list(spec.image_size) != env.image_size:
         yield ConfigIssue(
             "env.image_size",
-            f"images of the demonstrations in {path} have {_by(spec.image_size)} pixels, those of the simulator "
-            f"{_by(env.image_size)}",
+            f"images of the demonstrations in {path} have {size_text(spec.image_size)} pixels, those of the simulator "
+            f"{size_text(env.image_size)}",
             f"set env.image_size to {list(spec.image_size)}, or record them with this env.image_size",
         )
 
@@ -163,11 +163,11 @@ def check_tasks(config: Config) -> Iterator[ConfigIssue]:
     shown = _shown_elsewhere(config)
     if shown is None or None in shown.tasks.values():
         return  # see `task_notes`
-    tasks, here = sorted({str(task) for task in shown.tasks.values()}), _listed(config.env.tasks)
+    tasks, here = sorted({str(task) for task in shown.tasks.values()}), listed(config.env.tasks)
     whose = "" if shown.simulator == config.env.name else f" of simulator {shown.simulator!r}"
     yield ConfigIssue(
         ("data.path", "env.tasks"),
-        f"the demonstrations in {config.data.path} are of {_listed(tasks)}{whose}, and env.tasks is {here}",
+        f"the demonstrations in {config.data.path} are of {listed(tasks)}{whose}, and env.tasks is {here}",
         f"set env.tasks to [{', '.join(tasks)}]{whose}, or record demonstrations of {here}",
     )
 
@@ -178,8 +178,8 @@ def task_notes(config: Config) -> list[str]:
     if shown is None or None not in shown.tasks.values() or len(described) < len(config.env.tasks):
         return []
     return [
-        f"the demonstrations in {config.data.path} are described as {_listed(shown.tasks)}, and env.tasks as "
-        f"{_listed(dict.fromkeys(described.values()))}: make sure that they show these tasks"
+        f"the demonstrations in {config.data.path} are described as {listed(shown.tasks)}, and env.tasks as "
+        f"{listed(dict.fromkeys(described.values()))}: make sure that they show these tasks"
     ]
 
 
@@ -232,11 +232,3 @@ def _not_finite(config: Config) -> dict[str, list[int]]:
     store.require_each()
     store.dataset.check_images()
     return store.dataset.not_finite()
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))
-
-
-def _by(size: tuple[int, int] | list[int]) -> str:
-    return "x".join(map(str, size))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from embodyrl.data.layout import ANEW, DatasetError
+from embodyrl.data.layout import ANEW, DatasetError, size_text
 from embodyrl.registry import PYAV
 
 KEY_FRAME_EVERY = 12
@@ -60,7 +60,7 @@ def decode_image(data: bytes, size: tuple[int, int]) -> NDArray[np.uint8]:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.size[::-1] != size:
-                raise ImageError(f"it has {image.height}x{image.width} pixels, but the dataset says {_by(size)}")
+                raise ImageError(f"it has {image.height}x{image.width} pixels, but the dataset says {size_text(size)}")
             if image.mode not in MODES:
                 raise ImageError(f"its pixels are of kind {image.mode!r}, which are not those of 8-bit colours")
             return np.asarray(image.convert("RGB"))
@@ -70,10 +70,6 @@ def decode_image(data: bytes, size: tuple[int, int]) -> NDArray[np.uint8]:
         raise ImageError(f"it is no {' or '.join(FORMATS)} file") from error
     except Exception as error:  # Pillow raises a dozen kinds of a damaged file
         raise ImageError(f"it is damaged ({error})") from error
-
-
-def _by(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]}"
 
 
 class VideoWriter:
@@ -143,8 +139,8 @@ def _opened(path: Path, size: tuple[int, int]) -> Iterator[tuple[Any, Any]]:
             if codec not in CODECS:
                 raise DatasetError(f"{path} has the format {codec!r}, expected one of {', '.join(CODECS)}", ANEW)
             if (context.height, context.width) != size:
-                found = _by((context.height, context.width))
-                raise DatasetError(f"{path} has images of {found} pixels, but the dataset says {_by(size)}", ANEW)
+                found = size_text((context.height, context.width))
+                raise DatasetError(f"{path} has images of {found} pixels, but the dataset says {size_text(size)}", ANEW)
             # Later frames may be larger than the first; encoders pad images, but never by so much.
             context.options = {"max_pixels": str((size[0] + 256) * (size[1] + 256))}
             yield container, stream
@@ -191,7 +187,9 @@ def read_video(path: Path, first: int, count: int, fps: float, size: tuple[int, 
                     ANEW,
                 )
             if (frame.height, frame.width) != size:
-                raise DatasetError(f"{path} has an image of {_by((frame.height, frame.width))} pixels in it", ANEW)
+                raise DatasetError(
+                    f"{path} has an image of {size_text((frame.height, frame.width))} pixels in it", ANEW
+                )
             images.append(np.asarray(frame.to_ndarray(format="rgb24"), np.uint8))
             if len(images) == count:
                 break

@@ -17,6 +17,7 @@ minibatch, `C` actions in a chunk.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -144,6 +145,11 @@ class DatasetSpec:
         if self.executed:
             found[EXECUTED] = _feature("float32", [self.action_dim], list(self.action_names))
         return found | {"timestamp": _feature("float32", [1])} | {name: _feature("int64", [1]) for name in COUNTERS}
+
+
+def size_text(size: Sequence[int]) -> str:
+    """Return the height and width of images as text: `96x128`."""
+    return "x".join(map(str, size))
 
 
 def _feature(dtype: str, shape: list[int], names: list[str] | None = None) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from embodyrl.config.build import flat
 from embodyrl.evaluation.protocols import ProtocolError
-from embodyrl.files import write_whole
+from embodyrl.files import digest, write_whole
 from embodyrl.hub import is_hub_name
-from embodyrl.runner.checkpoint import MANIFEST, POLICY, Manifest, digest
+from embodyrl.runner.checkpoint import MANIFEST, POLICY, Manifest
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runs.metrics import read_json_lines
 from embodyrl.version import __version__

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config, InsertedStage
-from embodyrl.errors import UnknownNameError, UserError, did_you_mean
+from embodyrl.errors import UnknownNameError, UserError, did_you_mean, listed
 from embodyrl.registry import ALGORITHMS, STAGES
 
 if TYPE_CHECKING:  # the stages of a config can be looked at without torch
@@ -181,7 +181,7 @@ class Pipeline:
                 with _large_columns(iteration, stage):
                     stage.load()(iteration)
                 if missing := list(_missing(iteration.batch, certain(stage.writes))):
-                    raise StageError(f"stage {stage.name!r} declares that it writes {_listed(missing)}, but did not")
+                    raise StageError(f"stage {stage.name!r} declares that it writes {listed(missing)}, but did not")
             except BaseException as error:
                 error.add_note(f"(in stage {stage.name!r} of the iteration)")
                 raise
@@ -277,7 +277,7 @@ def _check_columns(stages: Sequence[Stage], where: Where) -> Iterator[ConfigIssu
         if both := [column for column in plain(one.writes) if column in plain(other.writes)]:
             what = f"stages {one.name!r} and {other.name!r} write the same column{'s' if len(both) > 1 else ''}"
             hint = "let one write and the others declare it under `changes`"
-            yield ConfigIssue((*where(other.name), *where(one.name)), f"{what} {_listed(both)}", hint)
+            yield ConfigIssue((*where(other.name), *where(one.name)), f"{what} {listed(both)}", hint)
     writers = {column: stage.name for stage in reversed(stages) for column in plain(stage.writes)}
     known, there = sorted({*writers, *RESOURCES}), set(RESOURCES)
     for stage in stages:
@@ -294,10 +294,6 @@ def _check_columns(stages: Sequence[Stage], where: Where) -> Iterator[ConfigIssu
             elif column not in there:
                 yield ConfigIssue(where(stage.name), f"{what} before stage {writer!r} writes it", "change their order")
         there.update(plain(stage.writes))
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))
 
 
 def build_pipeline(config: Config) -> Pipeline:
@@ -378,7 +374,7 @@ def _insert(stages: list[Stage], number: int, insertions: Sequence[InsertedStage
     low = max((place + 1 for place, stage in enumerate(stages) if stage.name in followed), default=0)
     high = min((place for place, stage in enumerate(stages) if stage.name in preceded), default=len(stages))
     if low > high:
-        one, other = _listed(sorted(followed)), _listed(sorted(preceded))
+        one, other = listed(sorted(followed)), listed(sorted(preceded))
         message = f"stage {inserted.name!r} cannot come after {one} and before {other}"
         names = ", ".join(stage.name for stage in stages)
         yield ConfigIssue((f"pipeline.insert.{number}",), message, f"the others run in the order {names}")

@@ -7,7 +7,6 @@ it is complete, a folder that `last` leads to is never renamed, and old checkpoi
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -21,7 +20,7 @@ from typing import Any
 
 from embodyrl.config.plugins import ORIGIN_FILE
 from embodyrl.errors import UserError
-from embodyrl.files import entries_in, files_in, is_file, is_inside, replacing
+from embodyrl.files import digest, entries_in, files_in, is_file, is_inside, replacing
 from embodyrl.runs import BEST, CHECKPOINTS, CONFIG_FILE, LAST, published
 from embodyrl.screen import say
 from embodyrl.version import __version__
@@ -279,12 +278,6 @@ def _kind(path: Path) -> str:
     mode = path.lstat().st_mode
     kinds = {stat.S_ISLNK: "a link", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
     return next((name for is_one, name in kinds.items() if is_one(mode)), "a device")
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

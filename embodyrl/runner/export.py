@@ -16,7 +16,7 @@ from embodyrl.config.plugins import TRAINING_FILE, code_of_its_own
 from embodyrl.config.schema import Config
 from embodyrl.engine.lora import add_adapters, load_adapted, merge
 from embodyrl.errors import UserError
-from embodyrl.files import files_in
+from embodyrl.files import digest, files_in
 from embodyrl.hub import Kind, is_hub_name, parse
 from embodyrl.models import Policy, build_policy
 from embodyrl.models.saved import (
@@ -28,7 +28,7 @@ from embodyrl.models.saved import (
     with_kept,
 )
 from embodyrl.registry import SupportedModel
-from embodyrl.runner.checkpoint import POLICY, Manifest, digest
+from embodyrl.runner.checkpoint import POLICY, Manifest
 from embodyrl.runner.reproduction import LOCK_FILE, digest_of
 from embodyrl.runs import CONFIG_FILE
 from embodyrl.version import __version__

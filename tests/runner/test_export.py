@@ -14,9 +14,10 @@ from small_runs import Run, Runs, copy_of, evaluation_in, resumed
 
 from embodyrl.cli import train
 from embodyrl.config import ConfigError, load_config
+from embodyrl.files import digest
 from embodyrl.models import load_policy
 from embodyrl.registry import SupportedModel
-from embodyrl.runner.checkpoint import CheckpointError, Manifest, digest
+from embodyrl.runner.checkpoint import CheckpointError, Manifest
 from embodyrl.runner.export import ExportError, count_tensors
 
 TINY = """\

@@ -20,10 +20,11 @@ from embodyrl.cli import train
 from embodyrl.cli.collect import checkpoint_of
 from embodyrl.config import ConfigError, load_config
 from embodyrl.errors import shell_command
+from embodyrl.files import digest
 from embodyrl.methods.replay import statistics
 from embodyrl.methods.sac import learner
 from embodyrl.pipelines.pipeline import Iteration, Pipeline
-from embodyrl.runner.checkpoint import DamageError, digest, verify
+from embodyrl.runner.checkpoint import DamageError, verify
 from embodyrl.runner.session import ChangeError
 
 SHORT = ["run.iterations=1", "run.eval_every=0"]

@@ -12,8 +12,9 @@ import torch
 from small_runs import Runs, copy_of
 
 from embodyrl.cli import train
+from embodyrl.files import digest
 from embodyrl.rollout.episodes import NEWEST, FinishedEpisode, newest_means, newest_with
-from embodyrl.runner.checkpoint import DamageError, digest
+from embodyrl.runner.checkpoint import DamageError
 from embodyrl.runner.state import ADDED, Progress, TrainerState, check_alike, load_tree, save_tree
 
 COUNTERS = "trainer/counters.json"
