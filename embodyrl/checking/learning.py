@@ -18,10 +18,7 @@ from embodyrl.config.build import with_values
 from embodyrl.config.issues import KeyPath, key_path
 from embodyrl.config.schema import Config, PlacementBackend, RolloutMode
 from embodyrl.errors import line_of
-from embodyrl.registry import (
-    SIMULATORS,
-    SupportedModel,
-)
+from embodyrl.registry import SIMULATORS, SupportedModel
 from embodyrl.runner.build import ProgramInfo, SpecOnly, build_acting, settings_of_torch_kept
 from embodyrl.runner.checkpoint import POLICY, verify
 from embodyrl.runner.reproduction import LOCK_FILE, Lock, outputs_of

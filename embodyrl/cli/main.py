@@ -24,15 +24,7 @@ from embodyrl.cli.arguments import (
 from embodyrl.cli.completion import option_of, override_words, sections
 from embodyrl.cli.errors import CommandLineError
 from embodyrl.cli.surroundings import check_surroundings
-from embodyrl.errors import (
-    DiskFull,
-    RunError,
-    UserError,
-    explain,
-    frames_of_plugin,
-    is_debugging,
-    without_controls,
-)
+from embodyrl.errors import DiskFull, RunError, UserError, explain, frames_of_plugin, is_debugging, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.screen import announced
 from embodyrl.version import __version__
@@ -65,7 +57,6 @@ def run(
             metavar="N|A,B,...",
             help="Run with N seeds, from the config's own on, or with these. Settings with several values, as in "
             "algorithm.loss.clip_high=0.2,0.3 env=gym/pendulum,gym/cartpole, are combined with them: a sweep.",
-            show_default=False,
         ),
     ] = None,
     at_once: AtOnce = None,
@@ -104,19 +95,12 @@ def init(
     env: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            help="Tasks in a simulator, e.g. metaworld/reach.",
-            show_default=False,
-            autocompletion=option_of("env"),
+            metavar="NAME", help="Tasks in a simulator, e.g. metaworld/reach.", autocompletion=option_of("env")
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Model.", show_default=False, autocompletion=option_of("model")),
-    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model.", autocompletion=option_of("model"))] = None,
     algorithm: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Algorithm.", show_default=False, autocompletion=option_of("algorithm")),
+        str | None, typer.Option(metavar="NAME", help="Algorithm.", autocompletion=option_of("algorithm"))
     ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Ask nothing: take what is proposed for what is not given.")
@@ -201,7 +185,6 @@ def evaluate(
             help="Evaluate as a published evaluation does: openvla-oft, openpi, simplevla-rl, rlinf, ... "
             "(`embodyrl list protocols`), the path of a YAML file, or `own` for the checkpoint's settings. Given "
             "several times: the same policy under each, on the same initial states.",
-            show_default=False,
         ),
     ] = None,
     compare: Annotated[
@@ -209,15 +192,13 @@ def evaluate(
         typer.Option(
             metavar="OTHER",
             help="Evaluate a second policy on the same episodes, and print the difference with its interval.",
-            show_default=False,
         ),
     ] = None,
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample the policy's actions instead of taking the most likely ones.")
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write results.json with every episode there.", show_default=False),
+        Path | None, typer.Option(metavar="DIR", help="Write results.json with every episode there.")
     ] = None,
     trust: Trust = False,
 ) -> None:
@@ -248,7 +229,6 @@ def verify(
             metavar="N",
             min=0,
             help="Episodes of its evaluation to play again, to compare success. Without: a few if something differs.",
-            show_default=False,
         ),
     ] = None,
     write: Annotated[
@@ -271,9 +251,7 @@ def verify(
 @app.command(short_help="Write a policy in its model's public layout.")
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory (its last checkpoint).")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the policy goes; it must not exist.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the policy goes; it must not exist.")] = None,
     adapter: Annotated[
         bool,
         typer.Option(
@@ -286,7 +264,6 @@ def export(
         typer.Option(
             metavar="OWNER/NAME",
             help="Upload it to this model on the Hugging Face hub, after a question. One that is new is private.",
-            show_default=False,
         ),
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="With --push: a model that is new is public.")] = False,
@@ -306,11 +283,7 @@ def collect(
     words: ConfigArguments = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder for the dataset; it must not exist. Without: the config's data.path.",
-            show_default=False,
-        ),
+        typer.Option(metavar="DIR", help="Folder for the dataset; it must not exist. Without: the config's data.path."),
     ] = None,
     keep: Annotated[
         Keep, typer.Option(help="Episodes to keep; with `successes`, failed episodes are replaced by further ones.")
@@ -320,7 +293,6 @@ def collect(
         typer.Option(
             metavar="CHECKPOINT",
             help="Record this policy (a checkpoint or a run directory) instead of the simulator's scripted expert.",
-            show_default=False,
         ),
     ] = None,
     sample: Annotated[
@@ -377,16 +349,11 @@ def report(
         typer.Option(
             metavar="FILE.html",
             help="The page. Default: report.html of the run; of several runs comparison.html, here or in their folder.",
-            show_default=False,
         ),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Also write the numbers as CSV and JSON.", show_default=False),
-    ] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write the numbers as CSV and JSON.")] = None,
     figures: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Also draw figures for papers, as PDF and PNG.", show_default=False),
+        Path | None, typer.Option(metavar="DIR", help="Also draw figures for papers, as PDF and PNG.")
     ] = None,
 ) -> None:
     """Write the report of a run (a run does so at its end), or of several side by side: seeds as mean and band."""
@@ -470,23 +437,15 @@ def plan(
             metavar="DIR",
             help="Plan for another machine: a folder with a copy of its sys/devices/system/{cpu,node}, "
             "sys/bus/pci/devices and proc/driver/nvidia.",
-            show_default=False,
         ),
     ] = None,
-    cpus: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Plan for these CPUs, e.g. 0-7,16.", show_default=False)
-    ] = None,
+    cpus: Annotated[str | None, typer.Option(metavar="LIST", help="Plan for these CPUs, e.g. 0-7,16.")] = None,
     gpu_memory: Annotated[
-        float | None,
-        typer.Option(metavar="GB", help="Plan for a GPU with this much memory.", show_default=False, min=0.0),
+        float | None, typer.Option(metavar="GB", help="Plan for a GPU with this much memory.", min=0.0)
     ] = None,
-    memory: Annotated[
-        float | None,
-        typer.Option(metavar="GB", help="Plan for this much main memory.", show_default=False, min=0.0),
-    ] = None,
+    memory: Annotated[float | None, typer.Option(metavar="GB", help="Plan for this much main memory.", min=0.0)] = None,
     start: Annotated[
-        bool,
-        typer.Option("--start", help="Start one simulator process to measure its memory and read its spec."),
+        bool, typer.Option("--start", help="Start one simulator process to measure its memory and read its spec.")
     ] = False,
     elsewhere: SpecOnly = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
@@ -508,11 +467,7 @@ def plan(
 def doctor(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [KEY=VALUE]...",
-            help="Check the needs of this config. Without: everything.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="Check the needs of this config. Without: everything."),
     ] = None,
     trust: Trust = False,
 ) -> None:
@@ -539,8 +494,7 @@ def graph(words: ConfigArguments = None, trust: Trust = False) -> None:
 def migrate(
     config: Annotated[Path, typer.Argument(metavar="RLINF.yaml", help="A config of RLinf for robots.")],
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="MY.yaml", help="Where the result goes. Without: to the screen.", show_default=False),
+        Path | None, typer.Option(metavar="MY.yaml", help="Where the result goes. Without: to the screen.")
     ] = None,
 ) -> None:
     """Convert a config of RLinf, and list what was converted, has no effect there or no counterpart here."""
@@ -555,13 +509,11 @@ def list_(
         str | None,
         typer.Argument(
             metavar="[models|simulators|tasks|algorithms|stages|experts|optimizers|configs|sinks|protocols]",
-            show_default=False,
             autocompletion=sections,
         ),
     ] = None,
     which: Annotated[
-        str | None,
-        typer.Argument(metavar="[SIMULATOR]", help="Whose tasks, as in `list tasks metaworld`.", show_default=False),
+        str | None, typer.Argument(metavar="[SIMULATOR]", help="Whose tasks, as in `list tasks metaworld`.")
     ] = None,
 ) -> None:
     """List the registered components and whether they can be used here, or a simulator's tasks."""

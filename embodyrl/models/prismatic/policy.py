@@ -18,15 +18,7 @@ from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.policy import (
-    ActOutput,
-    EvalOutput,
-    Inputs,
-    ParallelPlan,
-    Policy,
-    PolicyObservation,
-    PolicySpec,
-)
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, ParallelPlan, Policy, PolicyObservation, PolicySpec
 from embodyrl.models.prismatic.checkpoint import CheckpointFiles, Range, read_range
 from embodyrl.models.prismatic.config import Architecture, Gripper, PrismaticConfig
 from embodyrl.models.prismatic.network import (
