@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from embodyrl.cli.completion import config_words
-from embodyrl.cli.errors import CommandLineError
+from embodyrl.errors import UserError
 from embodyrl.files import why_no_place
 
 Trust = Annotated[
@@ -138,3 +138,12 @@ def _is_override(word: str) -> bool:
 
 def _is_file(word: str) -> bool:
     return word.endswith((".yaml", ".yml")) and Path(word).is_file()
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+class CommandLineError(UserError):
+    """Raised when the arguments of a command are illegal."""
+
+    exit_code = 2

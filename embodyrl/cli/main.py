@@ -3,9 +3,12 @@ doctor, migrate, list."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import resource
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +16,7 @@ import typer
 
 from embodyrl.cli.arguments import (
     AtOnce,
+    CommandLineError,
     ConfigArguments,
     ImageFormat,
     Keep,
@@ -22,8 +26,6 @@ from embodyrl.cli.arguments import (
     split_arguments,
 )
 from embodyrl.cli.completion import option_of, override_words, sections
-from embodyrl.cli.errors import CommandLineError
-from embodyrl.cli.surroundings import check_surroundings
 from embodyrl.errors import DiskFull, RunError, UserError, explain, frames_of_plugin, is_debugging, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.screen import announced
@@ -379,8 +381,7 @@ def validate(words: ConfigArguments = None, elsewhere: SpecOnly = False, trust: 
     if loaded.config.model.checkpoint == LEFT_OPEN:
         typer.echo(without_controls(f"note: model.checkpoint is left open; to run, {weights_to_name(loaded.config)}"))
     elif loaded.config.model.checkpoint is not None:
-        from embodyrl.models.saved import other_options
-        from embodyrl.models.unread import unread_note
+        from embodyrl.models.saved import other_options, unread_note
 
         if unread := unread_note(Path(loaded.config.model.checkpoint)):
             typer.echo(without_controls(f"note: {unread}"))
@@ -560,3 +561,44 @@ def main() -> None:
         sys.stderr.write(f"{error}\n")
         sys.stdout.flush()
         os._exit(error.exit_code)  # threads that are importing torch could keep the interpreter from ending
+
+
+# --------------------------------------------------------------------------------------------------------- surroundings
+
+COMPUTING = ("run", "resume", "eval", "verify", "export", "collect")
+"""Commands that import torch, unless they have one of the options in `LIGHT`."""
+LIGHT = {"-h", "--help", "--print-config"}
+SPACE_OF_TORCH = 1.75
+"""Address space that torch and what a run imports with it take, in sizes of its libraries; measured for torch 2.13 on
+the CPU."""
+
+
+def check_surroundings(arguments: Sequence[str]) -> None:
+    """Check what a command needs, before it does anything.
+
+    Raises:
+        RunError: stdout or stderr is closed, so that the next file would take its place; or `ulimit -v` leaves too
+            little for torch. Within an import, a lack of memory shows as any error, or as several.
+    """
+    for name, silence in (("stdout", ">/dev/null"), ("stderr", "2>/dev/null")):
+        if getattr(sys, name) is None:
+            raise RunError(f"{name} is closed, and embodyrl prints there: to see nothing of it, write {silence}")
+    command = next((argument for argument in arguments if not argument.startswith("-")), "")
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if command in COMPUTING and not LIGHT.intersection(arguments) and limit != resource.RLIM_INFINITY:
+        needed = space_of_torch()
+        if needed > limit:
+            raise RunError(
+                f"this shell allows a process {limit / 1e9:.1f} GB of address space (ulimit -v {limit // 1024}), and "
+                f"torch alone needs about {needed / 1e9:.1f} GB: raise the limit, as with ulimit -v unlimited"
+            )
+
+
+def space_of_torch() -> int:
+    """Return the address space of this process once it has imported torch [bytes], estimated without importing it."""
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    spec = importlib.util.find_spec("torch")
+    if "torch" in sys.modules or spec is None or spec.origin is None:
+        return taken
+    libraries = (Path(spec.origin).parent / "lib").glob("*.so*")
+    return taken + int(SPACE_OF_TORCH * sum(path.stat().st_size for path in libraries))

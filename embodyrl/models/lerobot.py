@@ -22,8 +22,15 @@ from safetensors.numpy import save
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import unit_range
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, open_shard, parse_json, read_json, shard_files
-from embodyrl.models.unread import refuse_other_weights
+from embodyrl.models.saved import (
+    DESCRIPTION_FILE,
+    INDEX_FILE,
+    open_shard,
+    parse_json,
+    read_json,
+    refuse_other_weights,
+    shard_files,
+)
 from embodyrl.models.vla.folder import (
     CONFIG,
     CheckpointFolder,

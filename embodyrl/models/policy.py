@@ -22,8 +22,7 @@ from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.normalizer import RunningNormalizer
-from embodyrl.models.saved import write_description
-from embodyrl.models.unread import refuse_other_weights
+from embodyrl.models.saved import refuse_other_weights, write_description
 from embodyrl.models.weights import differences, read_tensors, shapes_of
 
 Inputs = dict[str, Tensor]

@@ -20,7 +20,7 @@ from slow import rest_slow
 
 import embodyrl
 from embodyrl.cli import train
-from embodyrl.cli.errors import CommandLineError
+from embodyrl.cli.arguments import CommandLineError
 from embodyrl.config import ConfigError, load_config
 from embodyrl.errors import UserError
 from embodyrl.evaluation import study

@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.base import WrongResult, described, wrong_images, wrong_proprio
-from embodyrl.envs.images import rendering_seconds
-from embodyrl.envs.manager.frames import Frames
+from embodyrl.envs.images import Frames, renderer_names, rendering_seconds
 from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, RESULTS, Layout, SharedArrays
-from embodyrl.envs.renderers import renderer_names
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator, SimulatorSpec, nothing_executed
 from embodyrl.placement.plan import WorkerSpec
 from embodyrl.placement.transport.segment import Segment

@@ -15,7 +15,7 @@ from mani_skill.utils import common
 from numpy.typing import NDArray
 
 from embodyrl.envs.maniskill.loading import robot_state
-from embodyrl.envs.maniskill.slot import ManiSkillSlot
+from embodyrl.envs.maniskill.simulator import ManiSkillSlot
 from embodyrl.envs.options import ManiSkillConfig
 from embodyrl.errors import UserError
 

@@ -31,8 +31,7 @@ from embodyrl.models.lerobot import (
 from embodyrl.models.lerobot import scale_of as lerobot_scale
 from embodyrl.models.pi.config import PUBLISHED_NORMALIZATION, Architecture, Normalization, PiConfig, StateInput
 from embodyrl.models.pi.prompts import Prompts, new_tokenizer, read_tokenizer
-from embodyrl.models.saved import INDEX_FILE, parse_json, weight_shapes
-from embodyrl.models.unread import refuse_other_weights
+from embodyrl.models.saved import INDEX_FILE, parse_json, refuse_other_weights, weight_shapes
 from embodyrl.models.vla.fits import SimulatorSizes
 from embodyrl.models.vla.folder import CONFIG, ConfiguredFolder, as_json, finite_numbers, impossible, parse_statistics
 

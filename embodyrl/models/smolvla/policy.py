@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
@@ -31,7 +32,6 @@ from embodyrl.models.smolvla.check import incompatibilities
 from embodyrl.models.smolvla.checkpoint import CheckpointFiles, own_name, public_name
 from embodyrl.models.smolvla.config import SmolVLAConfig
 from embodyrl.models.smolvla.network import Prefix, SmolVLA, initialize, keep_wide
-from embodyrl.models.smolvla.processor import pixel_values
 from embodyrl.models.smolvla.prompts import Prompts
 from embodyrl.models.vla.cameras import Cameras, choose_cameras
 from embodyrl.models.vla.config import Frozen
@@ -252,3 +252,21 @@ def _build_network(files: CheckpointFiles, dtype: torch.dtype, *, random: bool) 
     network.to(dtype)
     keep_wide(network)
     return network
+
+
+# ------------------------------------------------------------------------------------------------- processing of inputs
+
+
+def pixel_values(images: Tensor, side: int, device: torch.device) -> Tensor:
+    """Convert `images [B, V, H, W, 3]` in uint8 to `[B, V, 3, side, side]` float32 in [-1, 1].
+
+    Images are resized without antialiasing to fit the square, and padded with black on the left and above.
+    """
+    flat = images.flatten(0, 1).to(device).permute(0, 3, 1, 2).float() / 255.0
+    height, width = flat.shape[2:]
+    if (height, width) != (side, side):
+        ratio = max(width / side, height / side)
+        height, width = int(height / ratio), int(width / ratio)
+        flat = functional.interpolate(flat, size=(height, width), mode="bilinear", align_corners=False)
+        flat = functional.pad(flat, (side - width, 0, side - height, 0))
+    return torch.unflatten(flat * 2.0 - 1.0, 0, images.shape[:2])
