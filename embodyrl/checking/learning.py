@@ -83,13 +83,7 @@ def _has(config: Config, key: str) -> bool:
 
 
 class LearningBench(Bench):
-    """The smallest run of a config.
-
-    Args:
-        loaded: the config.
-        folder: an existing folder for the run.
-        modules: of the plug-ins.
-    """
+    """The smallest run of a config."""
 
     def __init__(self, loaded: LoadedConfig, folder: Path, modules: Sequence[str] = ()) -> None:
         super().__init__(modules)

@@ -80,10 +80,6 @@ def check_words(arguments: Sequence[str], app: typer.Typer) -> None:
     """Answer a command or an option of an earlier version or of another library with what it is here, before the parser
     calls it unknown.
 
-    Args:
-        arguments: what follows the program's name.
-        app: the program.
-
     Raises:
         CommandLineError: a word is one of these.
     """

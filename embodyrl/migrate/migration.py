@@ -33,11 +33,7 @@ class Line:
 
 @dataclass
 class Migration:
-    """A converted config.
-
-    Args:
-        source: the values to convert.
-    """
+    """A converted config."""
 
     source: RLinfConfig
     groups: dict[str, str] = field(default_factory=dict)

@@ -33,10 +33,6 @@ DIGITS = 19
 def parse_json(content: bytes, name: str) -> dict[str, Any]:
     """Return the contents of a JSON file.
 
-    Args:
-        content: bytes of the file.
-        name: name of the file, for messages.
-
     Raises:
         PolicyError: the file holds no JSON object.
     """

@@ -70,13 +70,7 @@ def candidates(config: Config, ranks: int, ranks_here: int) -> Iterator[dict[Key
     """Yield values for the settings that share out memory, the fastest first; those that are not `auto` as they are.
 
     Replicas exchange gradients alone, shards all weights several times per minibatch, so that computing activations
-    again, a third of an update, costs less.
-
-    Args:
-        config: of the run.
-        ranks: of the run.
-        ranks_here: on each machine.
-    """
+    again, a third of an update, costs less."""
     parallel, engine = config.engine.parallel, config.engine
     backends = [parallel.backend]
     if parallel.backend is ParallelBackend.auto:

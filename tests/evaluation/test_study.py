@@ -25,7 +25,7 @@ from embodyrl.config import ConfigError, load_config
 from embodyrl.errors import UserError
 from embodyrl.evaluation import study
 from embodyrl.evaluation.protocols import ProtocolError
-from embodyrl.evaluation.statistics import Pairs
+from embodyrl.evaluation.results import Pairs
 
 SMALL = [
     "env.num_envs=4",

@@ -11,7 +11,9 @@ import importlib.util
 import io
 import os
 import pickle
+import re
 import zipfile
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +24,6 @@ from embodyrl.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-import re
-from dataclasses import dataclass
-
-from embodyrl.envs.libero import tasks
 
 OFFICIAL_STATES = 50
 """Start states that LIBERO has for every task."""
@@ -219,7 +217,7 @@ class Files:
     scene: Path
     """Objects, regions, goal and task description."""
     start_states: Path
-    """Its start states; see `tasks.read_states`."""
+    """Its start states; see `read_states`."""
 
 
 def files_of(task: str, config: LiberoConfig) -> Files:
@@ -231,7 +229,7 @@ def files_of(task: str, config: LiberoConfig) -> Files:
     further = tasks_in(config.task_files) if config.task_files else {}
     if task in further:
         return further[task]
-    return Files(tasks.task_file(task), tasks.start_states_file(task))
+    return Files(task_file(task), start_states_file(task))
 
 
 def further_tasks(config: LiberoConfig) -> dict[str, str] | None:

@@ -23,11 +23,6 @@ from embodyrl.errors import UserError
 def make(entry: Any, config: ManiSkillConfig, **settings: Any) -> Any:
     """Build an environment of a registered task, whose observations are nested dictionaries.
 
-    Args:
-        entry: the task's entry in ManiSkill's registry.
-        config: ManiSkill's options.
-        settings: arguments of ManiSkill's classes.
-
     Raises:
         UserError: the task does not offer these observations, or images of this size.
     """

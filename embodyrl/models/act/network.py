@@ -253,11 +253,7 @@ class Style:
 
 
 class ACT(nn.Module):
-    """See the module. Names of weights are LeRobot's.
-
-    Args:
-        sizes: shapes and connections.
-    """
+    """See the module. Names of weights are LeRobot's."""
 
     def __init__(self, sizes: Architecture) -> None:
         super().__init__()

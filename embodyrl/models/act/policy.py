@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from embodyrl.models.policy import (
     ActOutput,
     EvalOutput,
     Inputs,
+    Mode,
     ParallelPlan,
     Policy,
     PolicyObservation,
@@ -61,13 +61,7 @@ class ACTPolicy(Policy):
 
     Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null. Actions are drawn around
     the chunk that the network predicts with a latent variable of zero, with a spread that is learned and does not
-    depend on the observation; the critic reads the mean of the encoder's output.
-
-    Args:
-        config: the model's options.
-        simulator: the simulator's spec; None: as the checkpoint has it.
-        chunk_size: `C`, at most the checkpoint's.
-    """
+    depend on the observation; the critic reads the mean of the encoder's output."""
 
     acts_on_device = True
 
@@ -146,9 +140,7 @@ class ACTPolicy(Policy):
 
     # ------------------------------------------------------------------------------------------- acting and learning
 
-    def act(
-        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
-    ) -> ActOutput:
+    def act(self, inputs: Inputs, mode: Mode, generator: torch.Generator | None = None) -> ActOutput:
         """See `Policy.act`; the trace holds the normalised chunk `sample [B, C, D]`."""
         means, values = self._look(inputs)
         sample = self.exploration.sample(means, generator) if mode == "train" else means

@@ -44,13 +44,7 @@ from embodyrl.models.weights import write_weights
 class Gr00tPolicy(FlowPolicy):
     """GR00T N1.5: a chunk of actions from images, a task description and a state.
 
-    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
-
-    Args:
-        config: the model's options.
-        simulator: the simulator's spec; None: actions are returned in the units of the statistics.
-        chunk_size: `C`.
-    """
+    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null."""
 
     config: Gr00tConfig
     network: Gr00tNetwork

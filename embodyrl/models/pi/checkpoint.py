@@ -296,12 +296,6 @@ def sees_state(model: PiConfig) -> bool:
 def robot_of(statistics: Statistics, model: PiConfig, files: CheckpointFiles, there: SimulatorSizes) -> Robot:
     """Return the robot that statistics describe, without the zeros that openpi once padded states and actions with.
 
-    Args:
-        statistics: statistics of one data set.
-        model: the model's options.
-        files: of the checkpoint, which may state how it was normalised.
-        there: the simulator's sizes.
-
     Raises:
         PolicyError: the statistics lack numbers, or are damaged, or the files state another normalisation than the
             options.

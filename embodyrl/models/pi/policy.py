@@ -54,13 +54,7 @@ class EncodedPrefix:
 class PiPolicy(FlowPolicy):
     """pi0 or pi0.5: a chunk of actions from images, a task description and a state.
 
-    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
-
-    Args:
-        config: the model's options.
-        simulator: the simulator's spec; None: actions are returned in the units of the statistics.
-        chunk_size: `C`, at most the checkpoint's horizon.
-    """
+    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null."""
 
     config: PiConfig
     network: Pi

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from safetensors.torch import save_file
@@ -18,7 +18,16 @@ from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, ParallelPlan, Policy, PolicyObservation, PolicySpec
+from embodyrl.models.policy import (
+    ActOutput,
+    EvalOutput,
+    Inputs,
+    Mode,
+    ParallelPlan,
+    Policy,
+    PolicyObservation,
+    PolicySpec,
+)
 from embodyrl.models.prismatic.checkpoint import CheckpointFiles, Range, read_range
 from embodyrl.models.prismatic.config import Architecture, Gripper, PrismaticConfig
 from embodyrl.models.prismatic.network import (
@@ -47,13 +56,7 @@ UNITS_REMEDY = "choose statistics (model.unnorm_key) of this robot, or its match
 class PrismaticPolicy(Policy):
     """A policy whose actions are tokens of a language model, given images and a task description.
 
-    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
-
-    Args:
-        config: the model's options.
-        simulator: the simulator's spec; None: actions are returned in the units of the statistics.
-        chunk_size: `C`.
-    """
+    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null."""
 
     kind: ClassVar[str]
     range_epsilon: ClassVar[float]
@@ -188,7 +191,7 @@ class PrismaticPolicy(Policy):
             logits, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, chosen=chosen
         )
 
-    def draw(self, logits: Tensor, mode: Literal["train", "eval"], generator: torch.Generator | None) -> Choice:
+    def draw(self, logits: Tensor, mode: Mode, generator: torch.Generator | None) -> Choice:
         """Sample tokens `[...]` from logits `[..., bins]`, or take the most likely ones."""
         distribution = self.distribution(logits)
         tokens = distribution.sample(generator) if mode == "train" else distribution.mode()

@@ -8,7 +8,6 @@ executed, `S` numbers of a state in the network.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from embodyrl.models.policy import (
     ActOutput,
     EvalOutput,
     Inputs,
+    Mode,
     ParallelPlan,
     PolicyObservation,
 )
@@ -47,13 +47,7 @@ SEEN = "seen"
 class SmolVLAPolicy(FlowPolicy):
     """SmolVLA: a chunk of actions from images, a task description and a state.
 
-    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
-
-    Args:
-        config: the model's options.
-        simulator: the simulator's spec; None: actions are returned in the units of the statistics.
-        chunk_size: `C`, at most the checkpoint's.
-    """
+    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null."""
 
     config: SmolVLAConfig
     network: SmolVLA
@@ -97,11 +91,9 @@ class SmolVLAPolicy(FlowPolicy):
         """Freeze the parts that the options name, and weights that affect neither actions nor values."""
         last = f"text.layers.{len(self.architecture.crosses) - 1}."
         unused = (f"{last}self_attn.q", f"{last}self_attn.o", f"{last}post", f"{last}mlp", "text.norm", "lm_head")
-        chosen = {
-            Frozen.nothing: (),
-            Frozen.vision: ("vision.",),
-            Frozen.language: ("vision.", "connector.", "text."),
-        }[self.config.frozen]
+        chosen = {Frozen.nothing: (), Frozen.vision: ("vision.",), Frozen.language: ("vision.", "connector.", "text.")}[
+            self.config.frozen
+        ]
         for name, parameter in self.network.named_parameters():
             parameter.requires_grad_(not name.startswith((*unused, *chosen)))
 
@@ -130,12 +122,7 @@ class SmolVLAPolicy(FlowPolicy):
     # ------------------------------------------------------------------------------------------- acting and learning
 
     def act(
-        self,
-        inputs: Inputs,
-        mode: Literal["train", "eval"],
-        generator: torch.Generator | None = None,
-        *,
-        start: Tensor | None = None,
+        self, inputs: Inputs, mode: Mode, generator: torch.Generator | None = None, *, start: Tensor | None = None
     ) -> ActOutput:
         """See `FlowPolicy.act`. If vision and language are frozen, the trace has `seen`, what the vision tower made of
         the images; 16-bit floats as the whole numbers with the same bits."""
