@@ -377,7 +377,7 @@ class EnvManager(Closing):
         return self.observe(slots)
 
     def renderer_names(self) -> dict[str, str]:
-        """Return what the first process renders images with, once it has: see `envs.renderers`.
+        """Return what the first process renders images with, once it has: see `envs.images`.
 
         Raises:
             ValueError: a chunk is under way.

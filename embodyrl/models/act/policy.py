@@ -164,6 +164,7 @@ class ACTPolicy(Policy):
         """Return the normalised chunk `[B, C, D]` and the critic's values `[B]`."""
         if self.network.training:
             self.network.eval()  # nothing is dropped here; see `_dropping`
+        # No demonstration is read here, so the latent variable is that of the prior's mean, zero (Zhao et al., 2023).
         chunk, memory = self._predict(inputs)
         features = memory.float().mean(1)
         values = self.value_head(features.detach() if self.config.detach_critic else features)
@@ -206,6 +207,7 @@ class ACTPolicy(Policy):
         """Return the latent variable of demonstrated chunks, None if the model has none, and its divergences `[B]`."""
         if not self.architecture.style_layers:
             return None, wanted.new_zeros(len(wanted))
+        # The encoder takes whole horizons: what was not demonstrated is zero, and hidden from its attention.
         rest = self.architecture.horizon - wanted.shape[1]
         style = self.network.infer_style(
             functional.pad(wanted, (0, 0, 0, rest)), state, functional.pad(hidden, (0, rest), value=True)
@@ -223,6 +225,7 @@ class ACTPolicy(Policy):
         if not self.architecture.dropout:
             yield
             return
+        # Dropout draws from torch's global generator, which is put back: other draws of the run must not shift.
         devices = [seeds.device] if seeds.is_cuda else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(int(seeds[0]))

@@ -235,6 +235,7 @@ class FlowPolicy(Policy):
                 noise = torch.randn(x.shape, generator=generator, device=device)
                 random = torch.ones_like(here, dtype=torch.bool) if self.config.joint_logprob else here == step
                 follows = torch.where(random[:, None, None], transition.sample(noise), follows)
+            # A critic that reads only what `condition` gives says the same at every step, so it is asked once.
             known = judged[0].value if judged and not self.value_changes else None
             judged.append(self._judge(condition, denoised, transition, follows, known))
             x = follows
@@ -267,6 +268,7 @@ class FlowPolicy(Policy):
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
         """See `Policy.evaluate`; only the random steps are computed."""
         condition, chain, level = self.condition(inputs), trace["chain"], trace["noise_level"]
+        # Each sample has a random step of its own, so the chain is indexed by pairs of sample and step.
         rows = torch.arange(len(chain), device=chain.device)
 
         def judge(step: Tensor) -> Judged:

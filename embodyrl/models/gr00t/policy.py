@@ -129,6 +129,7 @@ class Gr00tPolicy(FlowPolicy):
     def denoise(self, condition: Condition, x: Tensor, time: Tensor) -> Denoised:
         """See `FlowPolicy.denoise`; the network's velocity points from noise to data."""
         head = self.network.action_head
+        # The network knows time as one of a few whole numbers, rounded down as in Isaac-GR00T.
         bucket = (time * self.network.sizes.buckets).long()
         hidden = head.hidden(x.to(self.dtype), bucket, condition)
         return Denoised(velocity=-head.velocity(hidden, condition).float(), hidden=hidden)

@@ -162,6 +162,7 @@ class PiPolicy(FlowPolicy):
         """Return the mean of the action expert's outputs, or of the language model's outputs for the prefix."""
         if self.config.value_from is ValueFrom.expert:
             return denoised.hidden.float().mean(1)
+        # A mean over real tokens: padding would pull the features of short prompts towards 0.
         there = condition.prefix.mask.unsqueeze(-1)
         return (condition.prefix.hidden.float() * there).sum(1) / there.sum(1)
 
@@ -177,6 +178,7 @@ class PiPolicy(FlowPolicy):
         """See `FlowPolicy.sft_targets`. Repeated actions at the end of the horizon have weight 0; zeros that pad an
         action have weight 1, because public code trains them as well."""
         own = self.units.inverse(actions).float()
+        # Public statistics of relative actions are those of the differences, so the state is taken off first.
         normalized = self.actions.normalize(own - self._origin(inputs, own))
         data = self.fill_horizon(normalized)
         counts = torch.ones_like(data)

@@ -176,6 +176,7 @@ class PrismaticPolicy(Policy):
         tokens = self.network.embed_tokens(inputs["input_ids"])
         images = self.embed_images(inputs)
         mask = inputs["attention_mask"]
+        # The first token begins every prompt, and public checkpoints were trained with the images right after it.
         seen = mask.new_ones(images.shape[:2])
         return (
             torch.cat([tokens[:, :1], images, tokens[:, 1:]], dim=1),
@@ -220,6 +221,7 @@ class PrismaticPolicy(Policy):
     def scored(self, hidden: Tensor, tokens: Tensor) -> EvalOutput:
         """Score stored tokens `[B, N]` under the hidden states `[B, N, E]` that predict them."""
         distribution = self.distribution(self.network.action_logits(hidden), chosen=tokens)
+        # The state that predicts the first token has seen images and prompt, and no action: a value of the observation.
         return EvalOutput(
             logprobs=distribution.logprobs(tokens),
             entropy=distribution.entropy(),
