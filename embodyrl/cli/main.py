@@ -8,6 +8,7 @@ import os
 import resource
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -405,10 +406,17 @@ def check(
 ) -> None:
     """Try what the simulator and the model of a config promise, one by one: seeds, resets, states, chunks, time limits,
     decisions, an update, a checkpoint. Exit code 0: all promises are kept, 1: some are broken."""
-    from embodyrl.cli import check as checking
+    from embodyrl import api
+    from embodyrl.checking.promises import State
+    from embodyrl.screen import say, showing
 
     source, overrides = split_arguments(words)
-    raise typer.Exit(checking.show(source, overrides, timeout_s=timeout, trust=trust))
+    with showing():
+        found = api.check(source, overrides, timeout_s=timeout, progress=True, trust=trust)
+    counts = Counter(finding.state for finding in found)
+    apart = f", {counts[State.does_not_apply]} not tried" if counts[State.does_not_apply] else ""
+    say(f"{counts[State.kept]} promises are kept, {counts[State.broken]} broken{apart}")
+    raise typer.Exit(1 if counts[State.broken] else 0)
 
 
 @app.command(short_help="Choose another algorithm, model or simulator.")

@@ -512,10 +512,6 @@ class LerobotFiles(CheckpointFolder):
 def read_companions(folder: Path, *subfolders: str) -> dict[str, bytes]:
     """Return the files of a checkpoint except the weights, by path within its folder.
 
-    Args:
-        folder: the checkpoint's.
-        subfolders: folders within it that belong to it.
-
     Raises:
         PolicyError: it is not the folder of a checkpoint.
     """

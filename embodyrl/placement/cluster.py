@@ -184,10 +184,6 @@ class RayCluster(Closing):
     def reserve(self, plan: Plan, *, timeout_s: float) -> None:
         """Reserve room for all processes of a plan, in one placement group.
 
-        Args:
-            plan: of the run.
-            timeout_s: longest time until there is room [s].
-
         Raises:
             ClusterError: there is not; says what is missing.
         """

@@ -65,12 +65,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The convolutions of a ResNet.
-
-    Args:
-        blocks: of each stage.
-        width: channels of the first stage.
-    """
+    """The convolutions of a ResNet, whose first stage has `width` channels."""
 
     STRIDE = 32
 

@@ -67,11 +67,7 @@ class RemoteFolder:
 
 
 class MemoryServer(Closing):
-    """Lends memory and files of this process to whoever has been given their `RemoteMemory`.
-
-    Args:
-        host: address of this machine to listen at.
-    """
+    """Lends memory and files of this process to whoever has been given their `RemoteMemory`."""
 
     def __init__(self, host: str) -> None:
         self._lent: dict[int, mmap.mmap | bytes] = {}
