@@ -44,7 +44,7 @@ SIMULATORS.register(
     action_dim="embodyrl.envs.libero.tasks:action_dim",
     control_frequency="embodyrl.envs.libero.tasks:control_frequency",
     task_description="embodyrl.envs.libero.tasks:task_description",
-    further_tasks="embodyrl.envs.libero.tasks:further_tasks",
+    further_tasks="embodyrl.envs.libero.task_files:further_tasks",
     initial_state="embodyrl.envs.libero.tasks:official_state",
     graphics="opengl",
     rendering_checks="embodyrl.envs.mujoco.rendering:checks",

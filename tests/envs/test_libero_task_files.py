@@ -17,7 +17,8 @@ if SIMULATORS.entry("libero").missing():
     pytest.skip("LIBERO not installed", allow_module_level=True)
 
 from embodyrl.envs.libero.simulator import Libero
-from embodyrl.envs.libero.tasks import files_of, further_tasks, start_states_file, task_file
+from embodyrl.envs.libero.task_files import files_of, further_tasks
+from embodyrl.envs.libero.tasks import start_states_file, task_file
 from embodyrl.envs.options import LiberoConfig
 
 ASSETS = Path(__file__).parents[2].parent / "shared" / "libero-assets" / "assets"

@@ -8,18 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.envs.libero.tasks import (
-    OFFICIAL_STATES,
-    SCENES,
-    STATES,
-    Files,
-    find_assets,
-    further_tasks,
-    package,
-    read_states,
-    root_of,
-    tasks_in,
-)
+from embodyrl.envs.libero.task_files import SCENES, STATES, Files, further_tasks, root_of, tasks_in
+from embodyrl.envs.libero.tasks import OFFICIAL_STATES, find_assets, package, read_states
 from embodyrl.envs.options import Driver, RenderQuality
 from embodyrl.errors import UserError, did_you_mean
 

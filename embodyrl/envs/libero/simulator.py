@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_task_list, check_tasks
-from embodyrl.envs.libero import tasks
+from embodyrl.envs.libero import task_files, tasks
 from embodyrl.envs.libero.driver import SETTLING
 from embodyrl.envs.libero.tasks import CAMERAS
 from embodyrl.envs.mujoco import rendering
@@ -53,7 +53,7 @@ class Libero(SlotSimulator):
 
     def __init__(self, config: LiberoConfig, num_slots: int) -> None:
         check_task_list(config.tasks, "libero")
-        further = tasks.further_tasks(config) or {}
+        further = task_files.further_tasks(config) or {}
         check_tasks(config.tasks, [*tasks.known_tasks(), *further], "libero")
         check_cameras(config.cameras, CAMERAS, "libero")
         self._config = config
@@ -118,7 +118,7 @@ class LiberoSlot(Slot):
         from embodyrl.envs.libero import driver
 
         self._config, self._renderers = config, renderers
-        files = tasks.files_of(task, config)
+        files = task_files.files_of(task, config)
         self._states = tasks.read_states(files.start_states)
         self._driver = driver.Driver(files.scene, assets)
         self._size = config.image_size[0], config.image_size[1]

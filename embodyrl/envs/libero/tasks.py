@@ -11,9 +11,7 @@ import importlib.util
 import io
 import os
 import pickle
-import re
 import zipfile
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +22,7 @@ from embodyrl.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
 
 OFFICIAL_STATES = 50
 """Start states that LIBERO has for every task."""
@@ -201,80 +200,3 @@ def assets_report() -> tuple[str, str]:
     except UserError as error:
         found, _, remedy = str(error).partition(": ")
         return found, remedy
-
-
-SCENES, STATES = "bddl_files", "init_files"
-"""Folders of LIBERO's layout."""
-
-
-# --------------------------------------------------------------------------------------------------- further task files
-
-
-@dataclass(frozen=True)
-class Files:
-    """What a task is made of."""
-
-    scene: Path
-    """Objects, regions, goal and task description."""
-    start_states: Path
-    """Its start states; see `read_states`."""
-
-
-def files_of(task: str, config: LiberoConfig) -> Files:
-    """Return the files of a task, of LIBERO's own or of `env.task_files`.
-
-    Raises:
-        KeyError, ValueError: there is no such task.
-    """
-    further = tasks_in(config.task_files) if config.task_files else {}
-    if task in further:
-        return further[task]
-    return Files(task_file(task), start_states_file(task))
-
-
-def further_tasks(config: LiberoConfig) -> dict[str, str] | None:
-    """Return the tasks in `env.task_files` and their task descriptions; None if the folder is not on this machine."""
-    if config.task_files is None:
-        return {}
-    if not (root_of(config.task_files) / SCENES).is_dir():
-        return None
-    return _described(config.task_files)
-
-
-@lru_cache(maxsize=4)
-def _described(folder: str) -> dict[str, str]:
-    return {task: _description(files.scene.read_text()) or _words(task) for task, files in tasks_in(folder).items()}
-
-
-def root_of(folder: str) -> Path:
-    """Return the folder that `env.task_files` names."""
-    return Path(folder).expanduser()
-
-
-@lru_cache(maxsize=4)
-def tasks_in(folder: str) -> dict[str, Files]:
-    """Return the files of each task in a folder that has both."""
-    found = {}
-    for suite in sorted(path for path in (root_of(folder) / SCENES).iterdir() if path.is_dir()):
-        states = {path.stem: path for path in (root_of(folder) / STATES / suite.name).glob("*.pruned_init")}
-        for scene in sorted(suite.glob("*.bddl")):
-            if (own := _longest_beginning(scene.stem, states)) is not None:
-                found[f"{suite.name}/{scene.stem}"] = Files(scene, states[own])
-    return found
-
-
-def _longest_beginning(name: str, known: dict[str, Path]) -> str | None:
-    """Return the longest of the known names that a name is, or begins with up to an underscore."""
-    parts = name.split("_")
-    beginnings = ("_".join(parts[:end]) for end in range(len(parts), 0, -1))
-    return next((each for each in beginnings if each in known), None)
-
-
-def _description(scene: str) -> str:
-    """Return the task description in the text of a scene, as LIBERO reads it; empty if there is none."""
-    found = re.search(r"\(:language\s+([^()]*)\)", scene)
-    return " ".join(found[1].split()).lower() if found else ""
-
-
-def _words(task: str) -> str:
-    return task.partition("/")[2].replace("_", " ")

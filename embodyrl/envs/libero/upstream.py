@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import RenderError, Slot, Transition
-from embodyrl.envs.libero import tasks
+from embodyrl.envs.libero import task_files, tasks
 from embodyrl.envs.libero.driver import SETTLING, importing_robosuite, load
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.options import LiberoConfig, Proprio
@@ -29,7 +29,7 @@ class UpstreamSlot(Slot):
 
     def __init__(self, task: str, config: LiberoConfig, assets: Path) -> None:
         self._config = config
-        self._states = tasks.read_states(tasks.files_of(task, config).start_states)
+        self._states = tasks.read_states(task_files.files_of(task, config).start_states)
         self._env = _make(task, config, assets)
         self._axis_angle = importlib.import_module("robosuite.utils.transform_utils").quat2axisangle
         robot = self._env.robots[0]
@@ -108,7 +108,7 @@ def _make(task: str, config: LiberoConfig, assets: Path) -> Any:
     with _own_random_numbers():
         np.random.seed(0)
         return importlib.import_module("libero.libero.envs.env_wrapper").ControlEnv(
-            bddl_file_name=str(tasks.files_of(task, config).scene),
+            bddl_file_name=str(task_files.files_of(task, config).scene),
             use_camera_obs=bool(config.cameras),
             has_offscreen_renderer=bool(config.cameras),
             camera_names=[tasks.CAMERAS[camera] for camera in config.cameras] or ["agentview"],
