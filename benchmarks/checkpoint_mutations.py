@@ -44,8 +44,7 @@ from embodyrl.config.swap import swap
 from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.models import build_policy, load_policy
-from embodyrl.models.saved import other_options
-from embodyrl.models.unread import unread_note
+from embodyrl.models.saved import other_options, unread_note
 from embodyrl.registry import SupportedModel, load_target
 from embodyrl.version import __version__
 

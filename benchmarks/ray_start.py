@@ -3,7 +3,7 @@
     python benchmarks/ray_start.py --address 10.0.0.1:6379 [--rounds 5] [--out benchmarks/results/ray_start.json]
 
 `embodyrl run` of one small iteration with two rollout workers, from the call to the return, by turns without and with
-`placement.backend=ray`. The difference is what Ray costs: joining, looking at machines, reserving, keepers, leaving.
+`placement.backend=ray`. The difference is what Ray costs: joining, looking at machines, reserving, actors, leaving.
 """
 
 from __future__ import annotations

@@ -11,7 +11,21 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TypeGuard
+from typing import Self, TypeGuard
+
+
+class Closing:
+    """Base of what a `with` block closes at its end, whether an exception ends it or not."""
+
+    def close(self) -> None:
+        """Release what is held."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @contextmanager

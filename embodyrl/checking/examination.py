@@ -44,11 +44,7 @@ class Subject(StrEnum):
 
 
 class Examination:
-    """The promises of a config, tried in this process. A worker's object, see `placement.launcher`.
-
-    Args:
-        loaded: the config.
-    """
+    """The promises of a config, tried in this process. A worker's object, see `placement.launcher`."""
 
     def __init__(self, loaded: LoadedConfig) -> None:
         self.loaded, config = loaded, loaded.config

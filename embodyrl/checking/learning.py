@@ -18,10 +18,7 @@ from embodyrl.config.build import with_values
 from embodyrl.config.issues import KeyPath, key_path
 from embodyrl.config.schema import Config, PlacementBackend, RolloutMode
 from embodyrl.errors import line_of
-from embodyrl.registry import (
-    SIMULATORS,
-    SupportedModel,
-)
+from embodyrl.registry import SIMULATORS, SupportedModel
 from embodyrl.runner.build import ProgramInfo, SpecOnly, build_acting, settings_of_torch_kept
 from embodyrl.runner.checkpoint import POLICY, verify
 from embodyrl.runner.reproduction import LOCK_FILE, Lock, outputs_of
@@ -86,13 +83,7 @@ def _has(config: Config, key: str) -> bool:
 
 
 class LearningBench(Bench):
-    """The smallest run of a config.
-
-    Args:
-        loaded: the config.
-        folder: an existing folder for the run.
-        modules: of the plug-ins.
-    """
+    """The smallest run of a config."""
 
     def __init__(self, loaded: LoadedConfig, folder: Path, modules: Sequence[str] = ()) -> None:
         super().__init__(modules)

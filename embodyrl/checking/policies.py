@@ -53,13 +53,7 @@ def made_up(spec: SimulatorSpec, count: int) -> Observation:
 
 
 class PolicyBench(Bench):
-    """The policy of a config, and observations to decide for.
-
-    Args:
-        config: of a run.
-        spec: of its simulators.
-        modules: of the plug-ins.
-    """
+    """The policy of a config, and observations to decide for."""
 
     def __init__(self, config: Config, spec: SimulatorSpec, modules: Sequence[str] = ()) -> None:
         super().__init__(modules)

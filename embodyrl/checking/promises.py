@@ -116,11 +116,7 @@ class needed(Generic[T]):  # noqa: N801 - used as `property` is
 
 
 class Bench:
-    """What promises are tried on.
-
-    Args:
-        modules: those of the plug-ins.
-    """
+    """What promises are tried on."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self.modules = modules

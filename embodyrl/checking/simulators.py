@@ -100,12 +100,7 @@ def same(one: Observation, other: Observation) -> bool:
 
 
 class SimulatorBench(Bench):
-    """A simulator with two slots, and episodes to play in it.
-
-    Args:
-        config: its options.
-        modules: of the plug-ins.
-    """
+    """A simulator with two slots, and episodes to play in it."""
 
     def __init__(self, config: EnvConfig, modules: Sequence[str] = ()) -> None:
         super().__init__(modules)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from embodyrl.cli.completion import config_words
-from embodyrl.cli.errors import CommandLineError
+from embodyrl.errors import UserError
 from embodyrl.files import why_no_place
 
 Trust = Annotated[
@@ -80,10 +80,6 @@ def check_words(arguments: Sequence[str], app: typer.Typer) -> None:
     """Answer a command or an option of an earlier version or of another library with what it is here, before the parser
     calls it unknown.
 
-    Args:
-        arguments: what follows the program's name.
-        app: the program.
-
     Raises:
         CommandLineError: a word is one of these.
     """
@@ -138,3 +134,12 @@ def _is_override(word: str) -> bool:
 
 def _is_file(word: str) -> bool:
     return word.endswith((".yaml", ".yml")) and Path(word).is_file()
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+class CommandLineError(UserError):
+    """Raised when the arguments of a command are illegal."""
+
+    exit_code = 2

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from embodyrl.cli.errors import CommandLineError
+from embodyrl.cli.arguments import CommandLineError
 from embodyrl.cli.listing import first_sentence
 from embodyrl.config import ConfigError, load_config
 from embodyrl.config.compose import nearest_option

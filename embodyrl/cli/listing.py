@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from embodyrl.cli.errors import CommandLineError
+from embodyrl.cli.arguments import CommandLineError
 from embodyrl.config.files import builtin_folder, group_settings, list_experiments, list_groups, list_options
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.registry import (

@@ -3,9 +3,13 @@ doctor, migrate, list."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import resource
 import sys
 import traceback
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +17,7 @@ import typer
 
 from embodyrl.cli.arguments import (
     AtOnce,
+    CommandLineError,
     ConfigArguments,
     ImageFormat,
     Keep,
@@ -22,17 +27,7 @@ from embodyrl.cli.arguments import (
     split_arguments,
 )
 from embodyrl.cli.completion import option_of, override_words, sections
-from embodyrl.cli.errors import CommandLineError
-from embodyrl.cli.surroundings import check_surroundings
-from embodyrl.errors import (
-    DiskFull,
-    RunError,
-    UserError,
-    explain,
-    frames_of_plugin,
-    is_debugging,
-    without_controls,
-)
+from embodyrl.errors import DiskFull, RunError, UserError, explain, frames_of_plugin, is_debugging, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.screen import announced
 from embodyrl.version import __version__
@@ -65,7 +60,6 @@ def run(
             metavar="N|A,B,...",
             help="Run with N seeds, from the config's own on, or with these. Settings with several values, as in "
             "algorithm.loss.clip_high=0.2,0.3 env=gym/pendulum,gym/cartpole, are combined with them: a sweep.",
-            show_default=False,
         ),
     ] = None,
     at_once: AtOnce = None,
@@ -104,19 +98,12 @@ def init(
     env: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            help="Tasks in a simulator, e.g. metaworld/reach.",
-            show_default=False,
-            autocompletion=option_of("env"),
+            metavar="NAME", help="Tasks in a simulator, e.g. metaworld/reach.", autocompletion=option_of("env")
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Model.", show_default=False, autocompletion=option_of("model")),
-    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model.", autocompletion=option_of("model"))] = None,
     algorithm: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Algorithm.", show_default=False, autocompletion=option_of("algorithm")),
+        str | None, typer.Option(metavar="NAME", help="Algorithm.", autocompletion=option_of("algorithm"))
     ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Ask nothing: take what is proposed for what is not given.")
@@ -201,7 +188,6 @@ def evaluate(
             help="Evaluate as a published evaluation does: openvla-oft, openpi, simplevla-rl, rlinf, ... "
             "(`embodyrl list protocols`), the path of a YAML file, or `own` for the checkpoint's settings. Given "
             "several times: the same policy under each, on the same initial states.",
-            show_default=False,
         ),
     ] = None,
     compare: Annotated[
@@ -209,15 +195,13 @@ def evaluate(
         typer.Option(
             metavar="OTHER",
             help="Evaluate a second policy on the same episodes, and print the difference with its interval.",
-            show_default=False,
         ),
     ] = None,
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample the policy's actions instead of taking the most likely ones.")
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write results.json with every episode there.", show_default=False),
+        Path | None, typer.Option(metavar="DIR", help="Write results.json with every episode there.")
     ] = None,
     trust: Trust = False,
 ) -> None:
@@ -248,7 +232,6 @@ def verify(
             metavar="N",
             min=0,
             help="Episodes of its evaluation to play again, to compare success. Without: a few if something differs.",
-            show_default=False,
         ),
     ] = None,
     write: Annotated[
@@ -271,9 +254,7 @@ def verify(
 @app.command(short_help="Write a policy in its model's public layout.")
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory (its last checkpoint).")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the policy goes; it must not exist.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the policy goes; it must not exist.")] = None,
     adapter: Annotated[
         bool,
         typer.Option(
@@ -286,7 +267,6 @@ def export(
         typer.Option(
             metavar="OWNER/NAME",
             help="Upload it to this model on the Hugging Face hub, after a question. One that is new is private.",
-            show_default=False,
         ),
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="With --push: a model that is new is public.")] = False,
@@ -306,11 +286,7 @@ def collect(
     words: ConfigArguments = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder for the dataset; it must not exist. Without: the config's data.path.",
-            show_default=False,
-        ),
+        typer.Option(metavar="DIR", help="Folder for the dataset; it must not exist. Without: the config's data.path."),
     ] = None,
     keep: Annotated[
         Keep, typer.Option(help="Episodes to keep; with `successes`, failed episodes are replaced by further ones.")
@@ -320,7 +296,6 @@ def collect(
         typer.Option(
             metavar="CHECKPOINT",
             help="Record this policy (a checkpoint or a run directory) instead of the simulator's scripted expert.",
-            show_default=False,
         ),
     ] = None,
     sample: Annotated[
@@ -377,16 +352,11 @@ def report(
         typer.Option(
             metavar="FILE.html",
             help="The page. Default: report.html of the run; of several runs comparison.html, here or in their folder.",
-            show_default=False,
         ),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Also write the numbers as CSV and JSON.", show_default=False),
-    ] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write the numbers as CSV and JSON.")] = None,
     figures: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Also draw figures for papers, as PDF and PNG.", show_default=False),
+        Path | None, typer.Option(metavar="DIR", help="Also draw figures for papers, as PDF and PNG.")
     ] = None,
 ) -> None:
     """Write the report of a run (a run does so at its end), or of several side by side: seeds as mean and band."""
@@ -412,8 +382,7 @@ def validate(words: ConfigArguments = None, elsewhere: SpecOnly = False, trust: 
     if loaded.config.model.checkpoint == LEFT_OPEN:
         typer.echo(without_controls(f"note: model.checkpoint is left open; to run, {weights_to_name(loaded.config)}"))
     elif loaded.config.model.checkpoint is not None:
-        from embodyrl.models.saved import other_options
-        from embodyrl.models.unread import unread_note
+        from embodyrl.models.saved import other_options, unread_note
 
         if unread := unread_note(Path(loaded.config.model.checkpoint)):
             typer.echo(without_controls(f"note: {unread}"))
@@ -437,10 +406,17 @@ def check(
 ) -> None:
     """Try what the simulator and the model of a config promise, one by one: seeds, resets, states, chunks, time limits,
     decisions, an update, a checkpoint. Exit code 0: all promises are kept, 1: some are broken."""
-    from embodyrl.cli import check as checking
+    from embodyrl import api
+    from embodyrl.checking.promises import State
+    from embodyrl.screen import say, showing
 
     source, overrides = split_arguments(words)
-    raise typer.Exit(checking.show(source, overrides, timeout_s=timeout, trust=trust))
+    with showing():
+        found = api.check(source, overrides, timeout_s=timeout, progress=True, trust=trust)
+    counts = Counter(finding.state for finding in found)
+    apart = f", {counts[State.does_not_apply]} not tried" if counts[State.does_not_apply] else ""
+    say(f"{counts[State.kept]} promises are kept, {counts[State.broken]} broken{apart}")
+    raise typer.Exit(1 if counts[State.broken] else 0)
 
 
 @app.command(short_help="Choose another algorithm, model or simulator.")
@@ -470,23 +446,15 @@ def plan(
             metavar="DIR",
             help="Plan for another machine: a folder with a copy of its sys/devices/system/{cpu,node}, "
             "sys/bus/pci/devices and proc/driver/nvidia.",
-            show_default=False,
         ),
     ] = None,
-    cpus: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Plan for these CPUs, e.g. 0-7,16.", show_default=False)
-    ] = None,
+    cpus: Annotated[str | None, typer.Option(metavar="LIST", help="Plan for these CPUs, e.g. 0-7,16.")] = None,
     gpu_memory: Annotated[
-        float | None,
-        typer.Option(metavar="GB", help="Plan for a GPU with this much memory.", show_default=False, min=0.0),
+        float | None, typer.Option(metavar="GB", help="Plan for a GPU with this much memory.", min=0.0)
     ] = None,
-    memory: Annotated[
-        float | None,
-        typer.Option(metavar="GB", help="Plan for this much main memory.", show_default=False, min=0.0),
-    ] = None,
+    memory: Annotated[float | None, typer.Option(metavar="GB", help="Plan for this much main memory.", min=0.0)] = None,
     start: Annotated[
-        bool,
-        typer.Option("--start", help="Start one simulator process to measure its memory and read its spec."),
+        bool, typer.Option("--start", help="Start one simulator process to measure its memory and read its spec.")
     ] = False,
     elsewhere: SpecOnly = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
@@ -508,11 +476,7 @@ def plan(
 def doctor(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [KEY=VALUE]...",
-            help="Check the needs of this config. Without: everything.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="Check the needs of this config. Without: everything."),
     ] = None,
     trust: Trust = False,
 ) -> None:
@@ -539,8 +503,7 @@ def graph(words: ConfigArguments = None, trust: Trust = False) -> None:
 def migrate(
     config: Annotated[Path, typer.Argument(metavar="RLINF.yaml", help="A config of RLinf for robots.")],
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="MY.yaml", help="Where the result goes. Without: to the screen.", show_default=False),
+        Path | None, typer.Option(metavar="MY.yaml", help="Where the result goes. Without: to the screen.")
     ] = None,
 ) -> None:
     """Convert a config of RLinf, and list what was converted, has no effect there or no counterpart here."""
@@ -555,13 +518,11 @@ def list_(
         str | None,
         typer.Argument(
             metavar="[models|simulators|tasks|algorithms|stages|experts|optimizers|configs|sinks|protocols]",
-            show_default=False,
             autocompletion=sections,
         ),
     ] = None,
     which: Annotated[
-        str | None,
-        typer.Argument(metavar="[SIMULATOR]", help="Whose tasks, as in `list tasks metaworld`.", show_default=False),
+        str | None, typer.Argument(metavar="[SIMULATOR]", help="Whose tasks, as in `list tasks metaworld`.")
     ] = None,
 ) -> None:
     """List the registered components and whether they can be used here, or a simulator's tasks."""
@@ -608,3 +569,44 @@ def main() -> None:
         sys.stderr.write(f"{error}\n")
         sys.stdout.flush()
         os._exit(error.exit_code)  # threads that are importing torch could keep the interpreter from ending
+
+
+# --------------------------------------------------------------------------------------------------------- surroundings
+
+COMPUTING = ("run", "resume", "eval", "verify", "export", "collect")
+"""Commands that import torch, unless they have one of the options in `LIGHT`."""
+LIGHT = {"-h", "--help", "--print-config"}
+SPACE_OF_TORCH = 1.75
+"""Address space that torch and what a run imports with it take, in sizes of its libraries; measured for torch 2.13 on
+the CPU."""
+
+
+def check_surroundings(arguments: Sequence[str]) -> None:
+    """Check what a command needs, before it does anything.
+
+    Raises:
+        RunError: stdout or stderr is closed, so that the next file would take its place; or `ulimit -v` leaves too
+            little for torch. Within an import, a lack of memory shows as any error, or as several.
+    """
+    for name, silence in (("stdout", ">/dev/null"), ("stderr", "2>/dev/null")):
+        if getattr(sys, name) is None:
+            raise RunError(f"{name} is closed, and embodyrl prints there: to see nothing of it, write {silence}")
+    command = next((argument for argument in arguments if not argument.startswith("-")), "")
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if command in COMPUTING and not LIGHT.intersection(arguments) and limit != resource.RLIM_INFINITY:
+        needed = space_of_torch()
+        if needed > limit:
+            raise RunError(
+                f"this shell allows a process {limit / 1e9:.1f} GB of address space (ulimit -v {limit // 1024}), and "
+                f"torch alone needs about {needed / 1e9:.1f} GB: raise the limit, as with ulimit -v unlimited"
+            )
+
+
+def space_of_torch() -> int:
+    """Return the address space of this process once it has imported torch [bytes], estimated without importing it."""
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    spec = importlib.util.find_spec("torch")
+    if "torch" in sys.modules or spec is None or spec.origin is None:
+        return taken
+    libraries = (Path(spec.origin).parent / "lib").glob("*.so*")
+    return taken + int(SPACE_OF_TORCH * sum(path.stat().st_size for path in libraries))

@@ -6,8 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from embodyrl.cli.arguments import check_place
-from embodyrl.cli.errors import CommandLineError
+from embodyrl.cli.arguments import CommandLineError, check_place
 from embodyrl.config import ConfigUse, load_config
 from embodyrl.config.issues import ConfigError
 from embodyrl.config.rules import public_checkpoints
@@ -15,8 +14,8 @@ from embodyrl.config.schema import LEFT_OPEN
 from embodyrl.errors import shell_command, without_controls
 from embodyrl.files import write_whole
 from embodyrl.migrate.files import read_rlinf
+from embodyrl.migrate.migration import account, to_yaml
 from embodyrl.migrate.rlinf import convert
-from embodyrl.migrate.text import account, to_yaml
 
 
 def migrate(path: Path, out: Path | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from embodyrl.cli.errors import CommandLineError
+from embodyrl.cli.arguments import CommandLineError
 from embodyrl.errors import UserError
 from embodyrl.runs import METRICS_FILE, REPORT_FILE
 from embodyrl.runs.record import RunRecord, find_runs, read_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from embodyrl.cli.errors import CommandLineError
+from embodyrl.cli.arguments import CommandLineError
 from embodyrl.config.rules import ConfigUse
 from embodyrl.config.swap import Swapped, swap
 from embodyrl.errors import shell_command, without_controls

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embodyrl import api
-from embodyrl.cli.arguments import check_place
-from embodyrl.cli.errors import CommandLineError
+from embodyrl.cli.arguments import CommandLineError, check_place
 from embodyrl.config import ConfigUse, LoadedConfig, load_config
 from embodyrl.errors import shell_command
 from embodyrl.evaluation.journal import is_journal, read_command

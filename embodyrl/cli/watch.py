@@ -73,12 +73,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def watch(folder: Path, *, once: bool) -> int:
-    """Show a run, or all runs below a folder, until they have ended or Ctrl-C; returns the exit code.
-
-    Args:
-        folder: of a run or of several.
-        once: show it a single time.
-    """
+    """Show a run, or all runs below a folder, until they have ended or Ctrl-C; returns the exit code."""
     paths = find_runs(folder)
     runs, console = [RunRecord(path) for path in paths], Console()
 

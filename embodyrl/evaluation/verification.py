@@ -29,7 +29,7 @@ from embodyrl.config.schema import Config
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.manager import EnvManager
 from embodyrl.envs.states import StateError, simulator_versions
-from embodyrl.evaluation.statistics import Pairs
+from embodyrl.evaluation.results import Pairs
 from embodyrl.models.policy import Inputs
 from embodyrl.placement.launcher import RemoteError
 from embodyrl.rollout.watching import Moment, RecordedStart, StartRecorder, arrays_of

@@ -22,8 +22,15 @@ from safetensors.numpy import save
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import unit_range
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, open_shard, parse_json, read_json, shard_files
-from embodyrl.models.unread import refuse_other_weights
+from embodyrl.models.saved import (
+    DESCRIPTION_FILE,
+    INDEX_FILE,
+    open_shard,
+    parse_json,
+    read_json,
+    refuse_other_weights,
+    shard_files,
+)
 from embodyrl.models.vla.folder import (
     CONFIG,
     CheckpointFolder,
@@ -217,10 +224,6 @@ def stated_ways(config: Mapping[str, Any], companions: Mapping[str, bytes]) -> M
     `normalization_mapping` in config.json, and `norm_map` of the steps that normalise, by which LeRobot acts. None if
     none of them does.
 
-    Args:
-        config: its config.json, without defaults.
-        companions: contents of its other files, by path.
-
     Raises:
         PolicyError: a file is damaged, states an unknown way, or they contradict each other.
     """
@@ -248,13 +251,7 @@ def stated_ways(config: Mapping[str, Any], companions: Mapping[str, bytes]) -> M
 
 def refuse_relative_actions(config: Mapping[str, Any], companions: Mapping[str, bytes], remedy: str) -> None:
     """Raise a `PolicyError` if a policy's actions are offsets from the state in which a chunk begins, which nothing
-    adds.
-
-    Args:
-        config: its config.json.
-        companions: contents of its other files, by path.
-        remedy: what to do.
-    """
+    adds."""
     flags = {f"{CONFIG}: use_relative_actions": config.get("use_relative_actions")}
     for step in steps_of(companions, PREPROCESSOR):
         if step.get("registry_name") in RELATIVE_STEPS:
@@ -514,10 +511,6 @@ class LerobotFiles(CheckpointFolder):
 
 def read_companions(folder: Path, *subfolders: str) -> dict[str, bytes]:
     """Return the files of a checkpoint except the weights, by path within its folder.
-
-    Args:
-        folder: the checkpoint's.
-        subfolders: folders within it that belong to it.
 
     Raises:
         PolicyError: it is not the folder of a checkpoint.

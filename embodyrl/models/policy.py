@@ -22,10 +22,11 @@ from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.normalizer import RunningNormalizer
-from embodyrl.models.saved import write_description
-from embodyrl.models.unread import refuse_other_weights
+from embodyrl.models.saved import refuse_other_weights, write_description
 from embodyrl.models.weights import differences, read_tensors, shapes_of
 
+Mode = Literal["train", "eval"]
+"""`train` samples; `eval` takes the most likely action."""
 Inputs = dict[str, Tensor]
 """Network inputs, as `preprocess` returns them; every tensor is `[B, ...]`."""
 
@@ -145,8 +146,9 @@ class Policy(nn.Module, ABC):
 
     Args:
         config: the model's options (its dataclass from the registry).
-        simulator: the simulator's spec.
-        chunk_size: `C`.
+        simulator: the simulator's spec; None, where a model has a checkpoint: actions are in the units of its
+            statistics.
+        chunk_size: `C`, at most what a checkpoint predicts.
     """
 
     name: str = ""
@@ -177,9 +179,7 @@ class Policy(nn.Module, ABC):
         return {"proprio": check_tensor(observation.proprio, "proprio").to(device, torch.float32)}
 
     @abstractmethod
-    def act(
-        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
-    ) -> ActOutput:
+    def act(self, inputs: Inputs, mode: Mode, generator: torch.Generator | None = None) -> ActOutput:
         """Choose a chunk of actions for each env.
 
         Args:

@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import psutil
 
 from embodyrl.errors import UserError
+from embodyrl.files import Closing
 from embodyrl.placement.plan import WorkerSpec, inventory
-from embodyrl.placement.ray_keeper import Keeper, Look, look
+from embodyrl.placement.ray_actor import Look, RayActor, look
 from embodyrl.placement.run_plan import Machine, Plan
 from embodyrl.placement.signals import STOPPING
 from embodyrl.version import __version__
@@ -50,7 +50,7 @@ class _Place:
     """Share of its GPU."""
 
 
-class RayCluster:
+class RayCluster(Closing):
     """The cluster that a config names, for the length of a block. Leaving it ends nothing but this run's processes.
 
     Args:
@@ -184,10 +184,6 @@ class RayCluster:
     def reserve(self, plan: Plan, *, timeout_s: float) -> None:
         """Reserve room for all processes of a plan, in one placement group.
 
-        Args:
-            plan: of the run.
-            timeout_s: longest time until there is room [s].
-
         Raises:
             ClusterError: there is not; says what is missing.
         """
@@ -272,7 +268,7 @@ class RayCluster:
                 )
 
     def actor(self, role: str, rank: int, machine: str | None = None) -> Any:
-        """Start a keeper where a process belongs.
+        """Start an actor where a process belongs.
 
         Args:
             role, rank: of the process.
@@ -313,23 +309,15 @@ class RayCluster:
             self._joined = False
             self.ray.shutdown()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _actor_class(ray: Any) -> type:
-    """Return the class of keepers, with calls that Ray runs beside the others."""
+    """Return the class of actors, with calls that Ray runs beside the others."""
 
-    class KeeperActor(Keeper):
-        watch = ray.method(concurrency_group="beside")(Keeper.watch)
-        stacks = ray.method(concurrency_group="beside")(Keeper.stacks)
+    class WatchedRayActor(RayActor):
+        watch = ray.method(concurrency_group="beside")(RayActor.watch)
+        stacks = ray.method(concurrency_group="beside")(RayActor.stacks)
 
-    return KeeperActor
+    return WatchedRayActor
 
 
 @contextmanager

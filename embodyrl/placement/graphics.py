@@ -60,12 +60,7 @@ class RenderingCheck:
 
 
 def read_graphics(root: Path, environment: Mapping[str, str]) -> Graphics:
-    """Return the renderers of this machine.
-
-    Args:
-        root: the root folder.
-        environment: this process's variables.
-    """
+    """Return the renderers of this machine."""
     manifests = sorted(path for folder in _MANIFESTS for path in (root / folder).glob("lvp_icd*.json"))
     return Graphics(
         opengl=tuple(name for name, library in _LIBRARIES.items() if ctypes.util.find_library(library)),

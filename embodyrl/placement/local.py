@@ -21,26 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from embodyrl.placement.child import STACKS_SIGNAL
-from embodyrl.placement.launcher import (
-    NO_REPLY,
-    RemoteError,
-    Request,
-    Worker,
-    WorkerDied,
-    WorkerError,
-    WorkerTimeout,
-)
+from embodyrl.placement.launcher import NO_REPLY, RemoteError, Request, Worker, WorkerDied, WorkerError, WorkerTimeout
 from embodyrl.placement.plan import WorkerSpec
-from embodyrl.placement.process import (
-    EXIT_S,
-    STACKS_S,
-    Process,
-    Zygote,
-    ZygoteFailed,
-    ZygoteRefused,
-    end_of,
-    spawn,
-)
+from embodyrl.placement.process import EXIT_S, STACKS_S, Process, Zygote, ZygoteFailed, ZygoteRefused, end_of, spawn
 from embodyrl.placement.startup_lock import make_startup_lock
 from embodyrl.placement.transport.doorbell import WorkerPoller
 from embodyrl.placement.transport.pipe import Call, Failure, Pipe, decode_reply, encode_call

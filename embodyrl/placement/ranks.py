@@ -148,12 +148,7 @@ def shards_of(backend: ParallelBackend, size: int, local_size: int) -> int:
 
 
 def blocks_of(config: Config, ranks: int) -> int:
-    """Return the number of blocks of a run; `auto`: one for each process that rolls out.
-
-    Args:
-        config: of the run.
-        ranks: of the run.
-    """
+    """Return the number of blocks of a run; `auto`: one for each process that rolls out."""
     blocks = config.rollout.blocks
     return blocks if isinstance(blocks, int) else config.placement.rollout.workers or ranks
 
@@ -228,13 +223,7 @@ def refuse_too_few(config: Config, ranks: int, gpus: int) -> None:
 
 
 def idle_gpus(config: Config, gpus: int, environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
-    """Return which of a machine's GPUs a run would leave idle, and the remedy; None if it uses all.
-
-    Args:
-        config: of the run.
-        gpus: their number on this machine.
-        environ: variables of this process.
-    """
+    """Return which of a machine's GPUs a run would leave idle, and the remedy; None if it uses all."""
     wanted = config.engine.parallel.world_size
     ranks = wanted if isinstance(wanted, int) else int(environ.get("LOCAL_WORLD_SIZE", "1"))
     used, workers = gpus_wanted(config, ranks), config.placement.rollout.workers

@@ -11,7 +11,7 @@ from typing import Any
 from embodyrl.placement.cluster import RayCluster, first_line
 from embodyrl.placement.launcher import MachineLost, Request, Worker, WorkerDied, WorkerError, WorkerTimeout
 from embodyrl.placement.plan import WorkerSpec
-from embodyrl.placement.ray_keeper import Outcome
+from embodyrl.placement.ray_actor import Outcome
 
 GRACE_S = 10.0
 """Time that Ray may take to forward a call and its result [s]."""
@@ -20,12 +20,12 @@ GRACE_S = 10.0
 class RayWorker:
     """A worker of a cluster. See `launcher.Worker`."""
 
-    def __init__(self, launcher: RayLauncher, spec: WorkerSpec, keeper: Any, pid: int) -> None:
+    def __init__(self, launcher: RayLauncher, spec: WorkerSpec, actor: Any, pid: int) -> None:
         self._launcher = launcher
         self._spec = spec
-        self.keeper = keeper
+        self.actor = actor
         self._pid = pid
-        self.watch = keeper.watch.remote()
+        self.watch = actor.watch.remote()
         self.pending: dict[int, RayRequest] = {}
         self.end: WorkerError | None = None
         self._count = 0
@@ -63,7 +63,7 @@ class RayWorker:
         start = time.monotonic()
         if self._last is not None and self._last.id in self.pending:
             start = max(start, self._last.deadline)
-        ref = self.keeper.call.remote(method, pickle.dumps(args, pickle.HIGHEST_PROTOCOL), timeout)
+        ref = self.actor.call.remote(method, pickle.dumps(args, pickle.HIGHEST_PROTOCOL), timeout)
         self._count += 1
         request = RayRequest(self, self._count, method, timeout, start + timeout, ref=ref)
         self.pending[request.id] = self._last = request
@@ -133,19 +133,19 @@ class RayLauncher:
     ) -> list[Worker]:
         """Start workers; see `launcher.Launcher.start`."""
         deadline = time.monotonic() + timeout
-        keepers = [self._cluster.actor(spec.role, spec.rank, spec.machine) for spec in specs]
+        actors = [self._cluster.actor(spec.role, spec.rank, spec.machine) for spec in specs]
         try:
             starting = []
-            for spec, keeper, arguments in zip(specs, keepers, args, strict=True):
+            for spec, actor, arguments in zip(specs, actors, args, strict=True):
                 payload = pickle.dumps((factory, arguments), pickle.HIGHEST_PROTOCOL)
-                starting.append(keeper.start.remote(spec, payload, self._plugins, self._plugin_path, timeout))
+                starting.append(actor.start.remote(spec, payload, self._plugins, self._plugin_path, timeout))
             started = []
-            for spec, keeper, pending in zip(specs, keepers, starting, strict=True):
+            for spec, actor, pending in zip(specs, actors, starting, strict=True):
                 pid = self._started(spec, pending, max(0.0, deadline - time.monotonic()) + GRACE_S)
-                started.append(RayWorker(self, spec, keeper, pid))
+                started.append(RayWorker(self, spec, actor, pid))
         except BaseException:
-            for keeper in keepers:
-                self._ray.kill(keeper)
+            for actor in actors:
+                self._ray.kill(actor)
             raise
         self._workers += started
         return list(started)
@@ -168,7 +168,7 @@ class RayLauncher:
         try:
             waiting = [request for request in chosen if request.id in request.worker.pending]
             while waiting:
-                # A keeper whose own deadline comes first tells more about a worker that hangs.
+                # An actor whose own deadline comes first tells more about a worker that hangs.
                 grace = GRACE_S if any(request.deadline <= deadline for request in waiting) else 0.0
                 left = deadline - time.monotonic() + grace
                 done = self._wait([request.ref for request in waiting], left)
@@ -232,9 +232,9 @@ class RayLauncher:
     def explain_end(self, worker: RayWorker) -> None:
         """Raise the error that describes how a worker ended."""
         try:
-            outcome: Outcome = self._ray.get(worker.keeper.post_mortem.remote(), timeout=GRACE_S)
+            outcome: Outcome = self._ray.get(worker.actor.post_mortem.remote(), timeout=GRACE_S)
         except self._ray.exceptions.GetTimeoutError:
-            text = f"{worker} has ended, and its keeper does not say how"
+            text = f"{worker} has ended, and its Ray actor does not say how"
             worker.end = WorkerDied(text, role=worker.spec.role, rank=worker.spec.rank, pid=worker.pid)
             raise worker.end from None
         except self._ray.exceptions.RayError as error:
@@ -247,7 +247,7 @@ class RayLauncher:
             raise
 
     def _lost(self, spec: WorkerSpec, pid: int, during: str, error: Exception) -> WorkerDied:
-        """Return the error for a keeper that Ray has lost."""
+        """Return the error for an actor that Ray has lost."""
         who = spec.label + (f" (pid {pid})" if pid else "")
         if self._cluster.is_up(spec.machine):
             text = f"{who} ended during {during}, because the Ray process that kept it ended: {first_line(error)}"
@@ -262,13 +262,13 @@ class RayLauncher:
             worker = request.worker
             output = ""
             try:
-                output = self._ray.get(worker.keeper.stacks.remote(), timeout=GRACE_S)
+                output = self._ray.get(worker.actor.stacks.remote(), timeout=GRACE_S)
             except self._ray.exceptions.RayError as error:
                 worker.end = self._lost(worker.spec, worker.pid, repr(request.method), error)
             text = f"{worker} did not answer {request.method!r} within {timeout:g} s and was killed{output}"
             spec = worker.spec
             worker.end = worker.end or WorkerTimeout(text, role=spec.role, rank=spec.rank, pid=worker.pid)
-            self._ray.kill(worker.keeper)
+            self._ray.kill(worker.actor)
         ended = requests[0].worker.end
         assert ended is not None
         return ended
@@ -277,11 +277,11 @@ class RayLauncher:
         """End workers; see `launcher.Launcher.stop`."""
         chosen = [worker for worker in workers if isinstance(worker, RayWorker) and worker in self._workers]
         self._workers = [worker for worker in self._workers if worker not in chosen]
-        stopping = [worker.keeper.stop.remote(timeout) for worker in chosen if worker.end is None]
+        stopping = [worker.actor.stop.remote(timeout) for worker in chosen if worker.end is None]
         if stopping:
             self._ray.wait(stopping, num_returns=len(stopping), timeout=timeout + GRACE_S)
         for worker in chosen:
-            self._ray.kill(worker.keeper)
+            self._ray.kill(worker.actor)
             spec = worker.spec
             worker.end = worker.end or WorkerDied(
                 f"{worker} has been closed", role=spec.role, rank=spec.rank, pid=worker.pid

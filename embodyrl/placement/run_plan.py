@@ -200,14 +200,7 @@ def _seats(config: Config, machines: Sequence[Machine], ranks: int) -> tuple[lis
 
 
 def _seats_on(device: Device, machines: Sequence[Machine], processes: int, gpus: int) -> list[_Seat]:
-    """Return a seat for each GPU of some machines, or if they have none one for each process.
-
-    Args:
-        device: of the policy.
-        machines: in their order.
-        processes: their number.
-        gpus: number of GPUs that they compute on.
-    """
+    """Return a seat for each GPU of some machines, or if they have none one for each process."""
     seats = [] if device is Device.cpu else _gpu_seats(machines, gpus)
     if seats:
         return seats

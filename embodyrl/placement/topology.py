@@ -70,12 +70,7 @@ def format_ids(ids: Iterable[int]) -> str:
 
 
 def read_nodes(root: Path, allowed_cpus: Iterable[int]) -> list[Node]:
-    """Return the online NUMA nodes, by id; [] where the kernel shows none.
-
-    Args:
-        root: the root folder.
-        allowed_cpus: CPUs this process may use.
-    """
+    """Return the online NUMA nodes, by id; [] where the kernel shows none."""
     folder = root / "sys/devices/system/node"
     usable = set(allowed_cpus)
     online_cpus = _read_ids(root / "sys/devices/system/cpu/online")
@@ -115,11 +110,7 @@ def read_gpus(root: Path, environment: Mapping[str, str]) -> list[Gpu]:
 
 
 def has_unlisted_gpus(root: Path) -> bool:
-    """Return whether the NVIDIA driver has device files but no list of its GPUs, as under WSL and in some containers.
-
-    Args:
-        root: the root folder.
-    """
+    """Return whether the NVIDIA driver has device files but no list of its GPUs, as under WSL and in containers."""
     listed = (root / "proc/driver/nvidia/gpus").is_dir()
     return not listed and any((root / "dev" / name).exists() for name in ("nvidiactl", "dxg"))
 

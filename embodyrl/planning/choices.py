@@ -70,13 +70,7 @@ def candidates(config: Config, ranks: int, ranks_here: int) -> Iterator[dict[Key
     """Yield values for the settings that share out memory, the fastest first; those that are not `auto` as they are.
 
     Replicas exchange gradients alone, shards all weights several times per minibatch, so that computing activations
-    again, a third of an update, costs less.
-
-    Args:
-        config: of the run.
-        ranks: of the run.
-        ranks_here: on each machine.
-    """
+    again, a third of an update, costs less."""
     parallel, engine = config.engine.parallel, config.engine
     backends = [parallel.backend]
     if parallel.backend is ParallelBackend.auto:
@@ -95,13 +89,7 @@ def candidates(config: Config, ranks: int, ranks_here: int) -> Iterator[dict[Key
 def choose_memory(
     config: Config, options: Sequence[Mapping[KeyPath, Any]], fit: Callable[[Config], Fit]
 ) -> tuple[Mapping[KeyPath, Any], list[Choice]]:
-    """Return the first option that fits, else the last, and the reasons; for a small model the first.
-
-    Args:
-        config: of the run.
-        options: from `candidates`.
-        fit: returns the memory of a config.
-    """
+    """Return the first option that fits, else the last, and the reasons; for a small model the first."""
     left = [path for path in (BACKEND, CHECKPOINTING) if len({option[path] for option in options}) > 1]
     if not left or not is_large(config.model):
         return options[0], [Choice(setting=dotted(path), value=options[0][path], why="a small model") for path in left]

@@ -333,13 +333,7 @@ class Planner:
         return {"replay": held, **look.beside}
 
     def _on_gpu(self, config: Config, phases: Mapping[str, Need], apart: Mapping[str, Need]) -> dict[str, Need]:
-        """Return the memory of the GPU that is filled the most in each phase.
-
-        Args:
-            config: of the run.
-            phases: what a rank needs.
-            apart: what a rollout worker needs.
-        """
+        """Return the memory of the GPU that is filled the most in each phase."""
         rollout, context = config.placement.rollout, {"CUDA": int(CUDA_CONTEXT)}
         if rollout.workers and rollout.share_gpus:
             together = math.ceil(rollout.workers / ranks_of(config))  # on the GPU of a rank
@@ -594,12 +588,7 @@ def remedies(config: Config) -> Iterator[list[str]]:
 
 
 class Adviser:
-    """Plans a config with other settings.
-
-    Args:
-        planner: planner for the machine.
-        load: loads the config with further overrides.
-    """
+    """Plans a config with other settings."""
 
     def __init__(self, planner: Planner, load: Callable[[Sequence[str]], Config]) -> None:
         self._planner, self._load = planner, load

@@ -48,7 +48,7 @@ class RecordedStart:
     steps: int = 0
     """Control steps that were executed."""
     renderer: Mapping[str, str] = field(default_factory=dict)
-    """See `envs.renderers`."""
+    """See `envs.images`."""
 
 
 class StartRecorder:

@@ -20,8 +20,7 @@ from embodyrl.config.rules import fact, replay_of
 from embodyrl.config.schema import MOST_EPISODE_STEPS, Config, Device, OnLoss, PlacementBackend, Precision, RolloutMode
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import DiskFull, UserError, shell_command, without_controls
-from embodyrl.models.saved import other_options, weight_type
-from embodyrl.models.unread import unread_note
+from embodyrl.models.saved import other_options, unread_note, weight_type
 from embodyrl.placement.cuda import has_nvidia_gpu, set_up_cuda, why_no_cuda
 from embodyrl.placement.launcher import MachineLost
 from embodyrl.placement.plan import describe_binding, inventory, plan_env_workers, policy_gpu

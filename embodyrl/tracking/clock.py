@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -155,11 +154,7 @@ class _Stretch:
 
 
 class _Queue:
-    """Marks in a GPU's queue of work where computing begins and ends.
-
-    Args:
-        make_event: see `Clock`.
-    """
+    """Marks in a GPU's queue of work where computing begins and ends."""
 
     def __init__(self, make_event: Callable[[], Event]) -> None:
         self._make_event = make_event
@@ -222,9 +217,7 @@ class Span:
             self._outer = self._clock.switch(self._phase)
             self._begun = time.perf_counter()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._counts:
             self._clock.switch(self._outer)
             if self._detail is not None:

@@ -109,9 +109,6 @@ def describe_error(error: BaseException) -> str:
 class ServiceSink(ABC):
     """Sends a run to a tracking service. A service has one subclass, with the calls of its library.
 
-    Args:
-        context: of the run.
-
     Raises:
         ServiceError: the service cannot be reached, or wants a key that is not there.
     """

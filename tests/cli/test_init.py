@@ -11,7 +11,7 @@ import pytest
 from slow import only_slow, rest_slow
 
 from embodyrl.cli import init
-from embodyrl.cli.errors import CommandLineError
+from embodyrl.cli.arguments import CommandLineError
 from embodyrl.config import load_config
 
 NOTHING = {"env": None, "model": None, "algorithm": None}

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from embodyrl.evaluation.statistics import Pairs, mcnemar_p, newcombe_interval
+from embodyrl.evaluation.results import Pairs, mcnemar_p, newcombe_interval
 
 
 def test_the_interval_is_the_one_computed_by_hand() -> None:

@@ -20,12 +20,12 @@ from slow import rest_slow
 
 import embodyrl
 from embodyrl.cli import train
-from embodyrl.cli.errors import CommandLineError
+from embodyrl.cli.arguments import CommandLineError
 from embodyrl.config import ConfigError, load_config
 from embodyrl.errors import UserError
 from embodyrl.evaluation import study
 from embodyrl.evaluation.protocols import ProtocolError
-from embodyrl.evaluation.statistics import Pairs
+from embodyrl.evaluation.results import Pairs
 
 SMALL = [
     "env.num_envs=4",

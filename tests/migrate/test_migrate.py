@@ -13,9 +13,8 @@ import yaml
 from embodyrl.config import ConfigUse, load_config
 from embodyrl.config.issues import ConfigError
 from embodyrl.migrate.files import RLinfError, read_rlinf
-from embodyrl.migrate.migration import Migration
+from embodyrl.migrate.migration import Migration, account, to_yaml
 from embodyrl.migrate.rlinf import convert
-from embodyrl.migrate.text import account, to_yaml
 
 MAIN: dict[str, Any] = {
     "defaults": ["env/suite@env.train", "env/suite@env.eval", {"model@actor.model": "net"}, "override hydra/x: y"],

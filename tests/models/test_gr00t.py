@@ -40,7 +40,7 @@ from embodyrl.models.gr00t.network import (
     padded_attention,
     parameter_name,
 )
-from embodyrl.models.gr00t.processor import ImagePipeline
+from embodyrl.models.gr00t.policy import ImagePipeline
 from embodyrl.models.gr00t.prompts import PAD, PIECE, prompt, read_tokenizer
 from embodyrl.models.pi.config import Pi0Config
 from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, SINGLE_FILE, other_options, read_description, with_kept

@@ -9,8 +9,7 @@ import pytest
 
 from embodyrl.config import ConfigError, load_config
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.saved import SINGLE_FILE
-from embodyrl.models.unread import refuse_other_weights, unread_note
+from embodyrl.models.saved import SINGLE_FILE, refuse_other_weights, unread_note
 
 READ = (
     *("config.json", "policy.json", "vlm/tokenizer.json", "merges.txt", "tokenizer.model", "training.yaml"),

@@ -18,7 +18,7 @@ from embodyrl.models.flow.denoising import euler
 from embodyrl.models.pi.checkpoint import HEAD, NUMBERS, WORDS, Layout, scale_of
 from embodyrl.models.pi.config import Architecture, Normalization
 from embodyrl.models.pi.network import Pi, time_embedding
-from embodyrl.models.pi.processor import letterbox, pixel_values
+from embodyrl.models.pi.policy import letterbox, pixel_values
 from embodyrl.models.pi.prompts import prompt_with_state
 from embodyrl.models.vla.processor import Normalizer
 from tests.parity import pi_mutations

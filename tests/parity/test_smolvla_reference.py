@@ -21,8 +21,7 @@ from embodyrl.models.policy import ACTION_WEIGHTS
 from embodyrl.models.saved import PUBLISHED
 from embodyrl.models.smolvla.config import SmolVLAConfig
 from embodyrl.models.smolvla.network import action_mask, time_embedding
-from embodyrl.models.smolvla.policy import SmolVLAPolicy
-from embodyrl.models.smolvla.processor import pixel_values
+from embodyrl.models.smolvla.policy import SmolVLAPolicy, pixel_values
 from embodyrl.models.vla.processor import Normalizer
 from tests.parity.smolvla_mutations import MUTATIONS
 from tests.parity.smolvla_reference import KEYS, REFERENCE, Case, excess

@@ -16,9 +16,8 @@ from embodyrl.errors import UserError
 from embodyrl.runs.record import read_run
 from embodyrl.tracking.report import write_report
 from embodyrl.tracking.report.charts import WALL_CLOCK, chart
-from embodyrl.tracking.report.compare import by_task
+from embodyrl.tracking.report.compare import by_task, changes_from_defaults
 from embodyrl.tracking.report.series import CURVES, curves_of, running_mean
-from embodyrl.tracking.report.settings import changes_from_defaults
 
 
 class Page(HTMLParser):

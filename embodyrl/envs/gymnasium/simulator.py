@@ -14,27 +14,28 @@ Dict observation that is an image is a camera of that name (`outer.inner` in a D
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
+from gymnasium.utils import seeding
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from numpy.typing import NDArray
 
 from embodyrl.config.schema import AUTO
-from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_task_list
+from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_task_list, described
 from embodyrl.envs.gymnasium import attributes, families
-from embodyrl.envs.gymnasium.actions import action_field, native_action
 from embodyrl.envs.gymnasium.families import family, task_description
-from embodyrl.envs.gymnasium.interface import Interface
 from embodyrl.envs.gymnasium.tasks import Facts, known_tasks, limit_of, why_not_single, why_unknown
 from embodyrl.envs.gymnasium.views import Views
 from embodyrl.envs.mujoco import physics
 from embodyrl.envs.mujoco.rendering import Renderers
 from embodyrl.envs.options import GymnasiumConfig
-from embodyrl.envs.types import EpisodeSpec, SimulatorSpec
+from embodyrl.envs.types import MOST_ACTION, ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UnknownNameError, UserError
 from embodyrl.registry import load_target
 
@@ -222,3 +223,143 @@ def _control_frequency(env: Any) -> float:
 def _declared_frequency(env: Any) -> float | None:
     step = getattr(env.unwrapped, "dt", None) or getattr(env.unwrapped, "tau", None)
     return 1.0 / step if isinstance(step, float) and math.isfinite(step) and step > 0 else None
+
+
+# -------------------------------------------------------------------------------------------------------------- actions
+
+
+def action_field(task: str, space: spaces.Space[Any]) -> ActionField:
+    """Return the field of the action vector, or raise `UserError` for an unsupported action space."""
+    has = f"the Gymnasium environment {task!r} has actions {space}"
+    if isinstance(space, spaces.Discrete):
+        first, last = int(space.start), int(space.start) + int(space.n) - 1
+        if max(-first, last) > MOST_ACTION:
+            raise UserError(
+                f"{has}, from {first} to {last}, but float32 holds whole numbers only from -2**24 to 2**24: wrap it, "
+                f"so that its actions are fewer and start at 0, Discrete(n)"
+            )
+        return ActionField(name="action", meaning="discrete", unit="1", low=(float(first),), high=(float(last),))
+    if not isinstance(space, spaces.Box) or 0 in space.shape:
+        raise UserError(f"{has}: supported are finite Box and Discrete, of at least one number")
+    low, high = (end.astype(np.float64).ravel() for end in (space.low, space.high))
+    endless = ~(np.maximum(-low, high) <= MOST_ACTION)
+    if endless.any():
+        where = int(np.argmax(endless))
+        raise UserError(
+            f"{has}: supported are finite Box and Discrete, but its number {where} goes from {low[where]:g} to "
+            f"{high[where]:g}, which is no limit (2**24 is the most): declare Box(low, high) with the range that is "
+            f"useful, or wrap it with gymnasium.wrappers.TransformAction"
+        )
+    ends = [tuple(end.astype(np.float32).tolist()) for end in (low, high)]
+    return ActionField(name="action", meaning="native", unit="1", low=ends[0], high=ends[1])
+
+
+def native_action(space: spaces.Space[Any]) -> Callable[[NDArray[np.float32]], Any]:
+    """Return the conversion of an action `[D]`, within the bounds of `action_field`, to a new element of `space`."""
+    if isinstance(space, spaces.Discrete):
+        return lambda action: round(float(action[0]))
+    assert isinstance(space, spaces.Box)
+    shape, kind, low, high = space.shape, space.dtype, space.low, space.high
+    if kind == np.float32:
+        return lambda action: action.reshape(shape).copy()
+    if kind.kind == "f":
+        # In the space's own type, whose bounds float32 may exceed: 0.1 is 0.10000000149 there.
+        return lambda action: np.clip(action.reshape(shape).astype(kind), low, high)
+    return lambda action: np.clip(np.rint(action.reshape(shape)).astype(np.int64), low, high).astype(kind)
+
+
+# ------------------------------------------------------------------------------------ what environments take and return
+
+REMEDY = "update it to the interface of gymnasium.Env, or wrap it with shimmy.GymV21CompatibilityV0"
+"""Of environments with the interface of Gym before 0.26."""
+
+
+class Interface:
+    """Calls one environment, and checks what it returns.
+
+    Raises:
+        UserError: its `reset` takes no seed, as that of Gym before 0.26.
+    """
+
+    def __init__(self, task: str, env: Any) -> None:
+        self._what, self._env = f"the Gymnasium environment {task!r}", env
+        parameters = inspect.signature(env.unwrapped.reset).parameters.values()
+        takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+        if not takes_any and "seed" not in {each.name for each in parameters}:
+            raise UserError(f"{self._what} has the interface of Gym before 0.26, its reset takes no seed: {REMEDY}")
+
+    def reset(self, seed: int) -> tuple[Any, Mapping[str, Any]]:
+        """Start an episode; returns observation and info.
+
+        Raises:
+            UserError: the environment returns something else.
+        """
+        returned = self._env.reset(seed=seed)
+        if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+            return returned
+        raise UserError(
+            f"{self._what} returned {_kinds(returned)} from reset, as Gym before 0.26 did, want observation and info "
+            f"(a dict): {REMEDY}"
+        )
+
+    def reseed(self, seed: int) -> None:
+        """Seed what the environment draws from now on, if it has a generator of numpy's under Gymnasium's name for it;
+        one of its own that is of another kind stays as its reset has left it."""
+        inner = self._env.unwrapped
+        own = getattr(inner, "np_random", None)
+        if isinstance(own, np.random.RandomState):
+            own.seed(seed % 2**32)
+        elif isinstance(own, np.random.Generator) and _may_set(inner, "np_random"):
+            inner.np_random, _ = seeding.np_random(seed)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+        """Execute an action; returns observation, reward, terminated, truncated and info.
+
+        Raises:
+            UserError: the environment returns something else.
+        """
+        returned = self._env.step(action)
+        if not isinstance(returned, tuple) or len(returned) != 5 or not isinstance(returned[4], Mapping):
+            old = ", as Gym before 0.26 did (observation, reward, done, info)" if _is_old(returned) else ""
+            raise UserError(
+                f"{self._what} returned {_kinds(returned)} from step{old}, want observation, reward, terminated, "
+                f"truncated and info (a dict): {REMEDY}"
+            )
+        observation, reward, terminated, truncated, info = returned
+        paid = reward if type(reward) is float else self._single("reward", reward)
+        return observation, paid, self._flag("terminated", terminated), self._flag("truncated", truncated), info
+
+    def success(self, reported: Any) -> bool:
+        """Return whether what was reported as success is one: a bool or a number, or an array of one.
+
+        Raises:
+            UserError: it is something else.
+        """
+        return self._flag("success", reported)
+
+    def _flag(self, name: str, value: Any) -> bool:
+        return value if type(value) is bool else bool(self._single(name, value))
+
+    def _single(self, name: str, value: Any) -> float:
+        """Return the number of a scalar, or of an array of one as vectorised code returns it."""
+        array = np.asarray(value)
+        if array.size == 1 and array.dtype.kind in "biuf":
+            return float(array.item())
+        raise UserError(f"{self._what} returned {name} {described(value)}, want one number")
+
+
+def _kinds(returned: Any) -> str:
+    """Describe what was returned."""
+    if isinstance(returned, tuple):
+        return f"{len(returned)} values ({', '.join(described(part) for part in returned)})"
+    return described(returned)
+
+
+def _is_old(returned: Any) -> bool:
+    return isinstance(returned, tuple) and len(returned) == 4 and isinstance(returned[3], Mapping)
+
+
+def _may_set(owner: Any, name: str) -> bool:
+    """Return whether an attribute is no property that can only be read."""
+    found = getattr(type(owner), name, None)
+    return not isinstance(found, property) or found.fset is not None

@@ -73,11 +73,7 @@ def importing_robosuite(opengl: str) -> contextlib.AbstractContextManager[None]:
     """Set the environment in which robosuite is imported, within a block.
 
     CUDA_VISIBLE_DEVICES is hidden: robosuite refuses to be imported unless that text contains MUJOCO_EGL_DEVICE_ID. A
-    rank's is the UUID of its GPU, which contains the number of that GPU or not by chance.
-
-    Args:
-        opengl: value of MUJOCO_GL.
-    """
+    rank's is the UUID of its GPU, which contains the number of that GPU or not by chance."""
     return rendering.environment(MUJOCO_GL=opengl, CUDA_VISIBLE_DEVICES=None)
 
 
@@ -150,12 +146,7 @@ def _return_memory() -> None:
 
 
 class Driver:
-    """One environment of LIBERO.
-
-    Args:
-        task_file: the task's description.
-        assets: folder of meshes and textures.
-    """
+    """One environment of LIBERO."""
 
     def __init__(self, task_file: Path, assets: Path) -> None:
         self._env = make(task_file, assets)

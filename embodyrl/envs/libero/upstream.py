@@ -25,13 +25,7 @@ from embodyrl.envs.types import EpisodeSpec
 
 
 class UpstreamSlot(Slot):
-    """One environment of LIBERO, with nothing in it replaced.
-
-    Args:
-        task: its name.
-        config: LIBERO's options.
-        assets: folder of meshes and textures.
-    """
+    """One environment of LIBERO, with nothing in it replaced."""
 
     def __init__(self, task: str, config: LiberoConfig, assets: Path) -> None:
         self._config = config

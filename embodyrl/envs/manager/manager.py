@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,6 +31,7 @@ from embodyrl.envs.manager.memory import (
 from embodyrl.envs.manager.pool import GONE, WorkerPool, check_images_shown, check_importable, with_task_descriptions
 from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.errors import UserError
+from embodyrl.files import Closing
 from embodyrl.placement.launcher import Launcher, RemoteError, Request, Worker, WorkerError
 from embodyrl.placement.local import LocalLauncher
 from embodyrl.placement.topology import Gpu
@@ -49,7 +50,7 @@ class InvalidResult(WorkerError):
     """Raised when a simulator returned a reward or an observation that is NaN or infinite; names env and step."""
 
 
-class EnvManager:
+class EnvManager(Closing):
     """Starts the simulator processes and serves their slots.
 
     Arguments are copied, and arrays in results belong to the caller, except for images: those of consecutive slots are
@@ -376,7 +377,7 @@ class EnvManager:
         return self.observe(slots)
 
     def renderer_names(self) -> dict[str, str]:
-        """Return what the first process renders images with, once it has: see `envs.renderers`.
+        """Return what the first process renders images with, once it has: see `envs.images`.
 
         Raises:
             ValueError: a chunk is under way.
@@ -450,14 +451,6 @@ class EnvManager:
             self._pool.stop(_CLOSE_S if self._failure is None else _CLOSE_AFTER_FAILURE_S)
         if self._memory is not None:
             self._memory.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- talking to the processes
 

@@ -325,12 +325,7 @@ class NotFinite(NamedTuple):
 
 
 class Writer:
-    """Writes rows of the segment, for slots that are idle.
-
-    Args:
-        memory: the segment.
-        tasks: names by index.
-    """
+    """Writes rows of the segment, for slots that are idle."""
 
     def __init__(self, memory: SharedArrays, tasks: list[str]) -> None:
         self._memory = memory
@@ -383,12 +378,7 @@ class Writer:
 
 
 class Reader:
-    """Reads rows of the segment.
-
-    Args:
-        memory: the segment.
-        task_descriptions: task descriptions by index.
-    """
+    """Reads rows of the segment."""
 
     def __init__(self, memory: SharedArrays, task_descriptions: list[str]) -> None:
         self._memory = memory

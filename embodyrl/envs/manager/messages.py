@@ -163,12 +163,7 @@ def of_error(error: Exception) -> dict[str, Any]:
 
 
 def error_of(plain: Mapping[str, Any], host: str) -> Exception:
-    """Return the error that was described; that of a process of the other side says on which machine it was.
-
-    Args:
-        plain: see `of_error`.
-        host: name or address of that machine.
-    """
+    """Return the error that was described; that of a process of the other side says on which machine it was."""
     kind, text = plain["kind"], plain["text"]
     if kind in _OTHER_ERRORS:
         return _OTHER_ERRORS[kind](text)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from embodyrl.envs.manager.memory import NEXT_FIELDS, Slots, StepResult, Work
 from embodyrl.envs.manager.messages import Message, Place, Results, error_of, own_memory
 from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
+from embodyrl.files import Closing
 from embodyrl.placement.launcher import WorkerError
 from embodyrl.placement.transport.line import Address, LineError, connect, understood
 
@@ -26,7 +26,7 @@ _WITHOUT_PROCESSES = ("offload", "take_deaths", "take_mismatches", "take_work", 
 """Methods that do not start the processes again after `offload`."""
 
 
-class RemoteManager:
+class RemoteManager(Closing):
     """The simulators of a `SimulatorHost`, which end with this object.
 
     It has the methods, results, errors and deadlines of `EnvManager`, and images stay valid as long. An error of a
@@ -189,14 +189,6 @@ class RemoteManager:
         with contextlib.suppress(LineError), self._line:  # without a line they end by themselves
             Message({"method": "close"}).send(self._line, timeout_s=1.0)
             Message.receive(self._line, timeout_s=_CLOSE_S, place=own_memory)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- talking to the host
 
@@ -380,11 +372,7 @@ def _numbers(slots: Slots) -> list[int]:
 
 class _Images:
     """Memory in which images land: two buffers for each slot, which take turns as those of an EnvManager do, so that no
-    page is touched for the first time in every step.
-
-    Args:
-        num_envs: number of slots.
-    """
+    page is touched for the first time in every step."""
 
     def __init__(self, num_envs: int) -> None:
         self._num_envs = num_envs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Protocol, Self
 
 import numpy as np
@@ -100,6 +99,4 @@ class Simulators(EpisodePlayer, Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...

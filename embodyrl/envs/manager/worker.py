@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.base import WrongResult, described, wrong_images, wrong_proprio
-from embodyrl.envs.images import rendering_seconds
-from embodyrl.envs.manager.frames import Frames
+from embodyrl.envs.images import Frames, renderer_names, rendering_seconds
 from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, RESULTS, Layout, SharedArrays
-from embodyrl.envs.renderers import renderer_names
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator, SimulatorSpec, nothing_executed
 from embodyrl.placement.plan import WorkerSpec
 from embodyrl.placement.transport.segment import Segment
@@ -190,6 +188,7 @@ class EnvWorker:
         # observation is kept separately, because the value at a time limit is that of this one.
         result = self._execute(slots, video)
         self._write_result(slots, result)
+        # `True in list` before numpy's `any`: most chunks end no episode, and a worker has few slots.
         ended = result.terminated | result.truncated
         if True not in ended.tolist() or not (ended := ended & self._arrays["has_next"][list(slots)]).any():
             self._write_observation("", slots, self._framed(slots, result.observation))
@@ -205,6 +204,7 @@ class EnvWorker:
         self._called = "step_chunk"
         # A simulator may write into its actions (clipping in place), which must not change those in shared memory.
         actions = self._arrays["actions"]
+        # All slots, the usual case, are copied as one block; others by their indices.
         chunk = actions.copy() if slots is self._all else actions[list(slots)]
         if video is None and not self._kept:
             return self._simulator.step_chunk(slots, chunk)

@@ -278,12 +278,7 @@ def start_of(env: Any, episode: EpisodeSpec) -> dict[str, Any]:
 
 def robot_state(agent: Any, joints: Mapping[str, Any]) -> Any:
     """Return the quantities that a robot can measure, a tensor `[N, S]`: joint positions, joint velocities, targets of
-    its controller, and position and quaternion of the tool centre point if it has one.
-
-    Args:
-        agent: the robot.
-        joints: its part of ManiSkill's observation.
-    """
+    its controller, and position and quaternion of the tool centre point if it has one."""
     import torch
     from mani_skill.utils import common
 

@@ -15,18 +15,13 @@ from mani_skill.utils import common
 from numpy.typing import NDArray
 
 from embodyrl.envs.maniskill.loading import robot_state
-from embodyrl.envs.maniskill.slot import ManiSkillSlot
+from embodyrl.envs.maniskill.simulator import ManiSkillSlot
 from embodyrl.envs.options import ManiSkillConfig
 from embodyrl.errors import UserError
 
 
 def make(entry: Any, config: ManiSkillConfig, **settings: Any) -> Any:
     """Build an environment of a registered task, whose observations are nested dictionaries.
-
-    Args:
-        entry: the task's entry in ManiSkill's registry.
-        config: ManiSkill's options.
-        settings: arguments of ManiSkill's classes.
 
     Raises:
         UserError: the task does not offer these observations, or images of this size.

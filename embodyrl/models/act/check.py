@@ -125,15 +125,7 @@ def state_parts(sizes: Architecture, simulator: SimulatorSpec | None) -> StatePa
 def incompatibilities(
     sizes: Architecture, scales: Scales, model: ACTConfig, chunk: int, simulator: SimulatorSpec | None
 ) -> Iterator[ConfigIssue]:
-    """Yield an issue for each part of a checkpoint that does not fit a simulator.
-
-    Args:
-        sizes: of its network.
-        scales: its normalisation.
-        model: the model's options.
-        chunk: actions that are executed.
-        simulator: the simulator's spec; None: not known.
-    """
+    """Yield an issue for each part of a checkpoint that does not fit a simulator."""
     there = simulator is not None and len(simulator.cameras) > 0 and len(sizes.images) > 0
     yield from _misfits(sizes, chunk, simulator.image_size if simulator is not None and there else None)
     if simulator is not None:

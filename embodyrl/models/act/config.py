@@ -9,16 +9,7 @@ from typing import Any
 
 from embodyrl.config.schema import WIDEST_LAYER, ModelConfig, setting
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.lerobot import (
-    ACTION,
-    ENV,
-    ENVIRONMENT,
-    STATE,
-    VISION,
-    check_type,
-    refuse_unknown,
-    section,
-)
+from embodyrl.models.lerobot import ACTION, ENV, ENVIRONMENT, STATE, VISION, check_type, refuse_unknown, section
 from embodyrl.models.vla.config import StateInput
 from embodyrl.models.vla.folder import check_whole, damaged
 from embodyrl.screen import counted

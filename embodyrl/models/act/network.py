@@ -65,12 +65,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The convolutions of a ResNet.
-
-    Args:
-        blocks: of each stage.
-        width: channels of the first stage.
-    """
+    """The convolutions of a ResNet, whose first stage has `width` channels."""
 
     STRIDE = 32
 
@@ -253,11 +248,7 @@ class Style:
 
 
 class ACT(nn.Module):
-    """See the module. Names of weights are LeRobot's.
-
-    Args:
-        sizes: shapes and connections.
-    """
+    """See the module. Names of weights are LeRobot's."""
 
     def __init__(self, sizes: Architecture) -> None:
         super().__init__()

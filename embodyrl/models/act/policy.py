@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from embodyrl.models.policy import (
     ActOutput,
     EvalOutput,
     Inputs,
+    Mode,
     ParallelPlan,
     Policy,
     PolicyObservation,
@@ -61,13 +61,7 @@ class ACTPolicy(Policy):
 
     Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null. Actions are drawn around
     the chunk that the network predicts with a latent variable of zero, with a spread that is learned and does not
-    depend on the observation; the critic reads the mean of the encoder's output.
-
-    Args:
-        config: the model's options.
-        simulator: the simulator's spec; None: as the checkpoint has it.
-        chunk_size: `C`, at most the checkpoint's.
-    """
+    depend on the observation; the critic reads the mean of the encoder's output."""
 
     acts_on_device = True
 
@@ -146,9 +140,7 @@ class ACTPolicy(Policy):
 
     # ------------------------------------------------------------------------------------------- acting and learning
 
-    def act(
-        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
-    ) -> ActOutput:
+    def act(self, inputs: Inputs, mode: Mode, generator: torch.Generator | None = None) -> ActOutput:
         """See `Policy.act`; the trace holds the normalised chunk `sample [B, C, D]`."""
         means, values = self._look(inputs)
         sample = self.exploration.sample(means, generator) if mode == "train" else means
@@ -172,6 +164,7 @@ class ACTPolicy(Policy):
         """Return the normalised chunk `[B, C, D]` and the critic's values `[B]`."""
         if self.network.training:
             self.network.eval()  # nothing is dropped here; see `_dropping`
+        # No demonstration is read here, so the latent variable is that of the prior's mean, zero (Zhao et al., 2023).
         chunk, memory = self._predict(inputs)
         features = memory.float().mean(1)
         values = self.value_head(features.detach() if self.config.detach_critic else features)
@@ -214,6 +207,7 @@ class ACTPolicy(Policy):
         """Return the latent variable of demonstrated chunks, None if the model has none, and its divergences `[B]`."""
         if not self.architecture.style_layers:
             return None, wanted.new_zeros(len(wanted))
+        # The encoder takes whole horizons: what was not demonstrated is zero, and hidden from its attention.
         rest = self.architecture.horizon - wanted.shape[1]
         style = self.network.infer_style(
             functional.pad(wanted, (0, 0, 0, rest)), state, functional.pad(hidden, (0, rest), value=True)
@@ -231,6 +225,7 @@ class ACTPolicy(Policy):
         if not self.architecture.dropout:
             yield
             return
+        # Dropout draws from torch's global generator, which is put back: other draws of the run must not shift.
         devices = [seeds.device] if seeds.is_cuda else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(int(seeds[0]))

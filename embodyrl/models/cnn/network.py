@@ -95,13 +95,7 @@ def build_plain(channels: Sequence[int], strides: Sequence[int], frames: int) ->
 
 class Encoder(nn.Module):
     """An image as features: a backbone's whole map, not its mean, because positions matter; a linear layer, a
-    norm and tanh, as in DrQ (Yarats et al., 2021, arXiv:2107.09645).
-
-    Args:
-        config: the model's options.
-        image_size: height and width [pixels].
-        frames: images that it reads together, as channels.
-    """
+    norm and tanh, as in DrQ (Yarats et al., 2021, arXiv:2107.09645)."""
 
     def __init__(self, config: CNNConfig, image_size: tuple[int, int], frames: int) -> None:
         super().__init__()

@@ -22,13 +22,7 @@ from embodyrl.models.vla.processor import check_images, read_state
 
 
 class Features(nn.Module):
-    """What a policy or a value network reads: the features of all images, and those of the state.
-
-    Args:
-        config: the model's options.
-        simulator: the simulator's spec.
-        cameras: `V`.
-    """
+    """What a policy or a value network reads: the features of all images, and those of the state."""
 
     def __init__(self, config: CNNConfig, simulator: SimulatorSpec, cameras: int) -> None:
         super().__init__()

@@ -120,13 +120,7 @@ def flow_sizes(config: Config) -> FlowSizes | None:
 
 
 def other_steering(saved: Mapping[str, Any], asked: SteeringConfig, chunk_size: int) -> Iterator[tuple[str, str]]:
-    """Yield name of and a text on each option that a saved policy is steered with differently than asked for.
-
-    Args:
-        saved: its options.
-        asked: those of the run.
-        chunk_size: `C`.
-    """
+    """Yield name of and a text on each option that a saved policy is steered with differently than asked for."""
     wanted = dataclasses.asdict(dataclasses.replace(asked, rows=asked.rows or chunk_size))
     for name, value in wanted.items():
         if saved.get(name) != value:

@@ -89,6 +89,8 @@ class Transition:
 
     def logprob(self, reached: Tensor) -> Tensor:
         """Return the log-density `[B, H, A]` of the result `reached [B, H, A]` [nats]."""
+        # The last step of a grid adds no noise. Masked before the division and not only after it: where(0, inf) has the
+        # gradient NaN.
         certain = self.std == 0
         std = self.std.masked_fill(certain, 1.0)
         density = -0.5 * ((reached - self.mean) / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
@@ -119,8 +121,10 @@ def euler(x: Tensor, velocity: Tensor, before: Tensor, after: Tensor) -> Tensor:
 
 def flow_sde(x: Tensor, velocity: Tensor, before: Tensor, after: Tensor, level: Tensor) -> Transition:
     """Step of the stochastic differential equation with the marginals of the flow (Flow-GRPO, eq. 9)."""
+    # Data and noise as the network sees them now; the step mixes them in the shares of the next point.
     data, noise = ends(x, velocity, before)
     width = before - after
+    # At s = 1 the formula divides by 0; the share after the step stands in, as in Flow-GRPO's code.
     variance = level.square() * before / (1.0 - torch.where(before >= 1.0, after, before))
     mean = data * (1.0 - after) + noise * (after - variance * width / (2.0 * before))
     return Transition(mean, (variance * width).sqrt().expand_as(mean))
@@ -130,6 +134,7 @@ def flow_cps(x: Tensor, velocity: Tensor, before: Tensor, after: Tensor, level: 
     """Step that draws part of the remaining noise anew; data and noise keep their coefficients (Wang & Yu, 2025)."""
     data, noise = ends(x, velocity, before)
     angle = level * (math.pi / 2.0)
+    # cos^2 + sin^2 = 1: old and new noise together have the coefficient s of a deterministic step, for any level.
     mean = data * (1.0 - after) + noise * after * angle.cos()
     return Transition(mean, (after * angle.sin()).expand_as(mean))
 
@@ -160,6 +165,7 @@ class NoiseNetwork(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Standard deviations `[B, H, A]` for hidden states `[B, H, E]`."""
+        # A log-density divides by this number, and bfloat16 would round it to 3 digits.
         with torch.autocast(hidden.device.type, enabled=False):
             place: Tensor = (self.mlp(hidden.float()).tanh() + 1.0) / 2.0
         return (0.5 * (self._low + (self._high - self._low) * place)).exp()
@@ -180,12 +186,14 @@ class ValueHead(nn.Module):
             layers += [nn.Linear(width, size), nn.ReLU()]
             width = size
         last = nn.Linear(width, 1)
+        # Values begin near 0, so that the first advantages are those of the returns.
         nn.init.normal_(last.weight, std=0.02)
         nn.init.zeros_(last.bias)
         self.mlp = nn.Sequential(*layers, last)
 
     def forward(self, features: Tensor) -> Tensor:
         """Values `[B]` of features `[B, E]`."""
+        # Returns differ by less than bfloat16 resolves.
         with torch.autocast(features.device.type, enabled=False):
             values: Tensor = self.mlp(features.float()).squeeze(-1)
         return values

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from embodyrl.models.flow.denoising import (
     prior,
 )
 from embodyrl.models.lerobot import Robot, unscaled
-from embodyrl.models.policy import SAMPLE_WEIGHTS, ActOutput, EvalOutput, Inputs, Policy, PolicySpec
+from embodyrl.models.policy import SAMPLE_WEIGHTS, ActOutput, EvalOutput, Inputs, Mode, Policy, PolicySpec
 from embodyrl.models.saved import weight_type, write_description
 from embodyrl.models.vla.config import ActionUnits
 from embodyrl.models.vla.folder import CheckpointFolder
@@ -93,12 +93,6 @@ class FlowPolicy(Policy):
 
     def set_up_robot(self, robot: Robot, simulator: SimulatorSpec | None, chunk_size: int, remedy: str) -> None:
         """Add the normalisation of states and actions and the conversion of actions, and set `spec`.
-
-        Args:
-            robot: normalisation.
-            simulator: the simulator's spec; None: there is none.
-            chunk_size: `C`.
-            remedy: see `SimulatorUnits`.
 
         Raises:
             PolicyError: the simulator's actions have another size or convention.
@@ -204,12 +198,7 @@ class FlowPolicy(Policy):
         return {"model.noise_level": first if last is None else first + (last - first) * done}
 
     def act(
-        self,
-        inputs: Inputs,
-        mode: Literal["train", "eval"],
-        generator: torch.Generator | None = None,
-        *,
-        start: Tensor | None = None,
+        self, inputs: Inputs, mode: Mode, generator: torch.Generator | None = None, *, start: Tensor | None = None
     ) -> ActOutput:
         """See `Policy.act`. `eval` takes no random step, and starts every chunk from the same noise.
 
@@ -223,7 +212,7 @@ class FlowPolicy(Policy):
         self,
         condition: Any,
         inputs: Inputs,
-        mode: Literal["train", "eval"],
+        mode: Mode,
         generator: torch.Generator | None = None,
         start: Tensor | None = None,
     ) -> ActOutput:
@@ -246,6 +235,7 @@ class FlowPolicy(Policy):
                 noise = torch.randn(x.shape, generator=generator, device=device)
                 random = torch.ones_like(here, dtype=torch.bool) if self.config.joint_logprob else here == step
                 follows = torch.where(random[:, None, None], transition.sample(noise), follows)
+            # A critic that reads only what `condition` gives says the same at every step, so it is asked once.
             known = judged[0].value if judged and not self.value_changes else None
             judged.append(self._judge(condition, denoised, transition, follows, known))
             x = follows
@@ -258,9 +248,7 @@ class FlowPolicy(Policy):
             trace={"chain": torch.stack(chain, dim=1), "step": step, "noise_level": level},
         )
 
-    def starting_noise(
-        self, batch: int, mode: Literal["train", "eval"], generator: torch.Generator | None = None
-    ) -> Tensor:
+    def starting_noise(self, batch: int, mode: Mode, generator: torch.Generator | None = None) -> Tensor:
         """Return the noise `[batch, H, A]` that denoising starts from: drawn in training, always the same in
         evaluation."""
         if mode == "eval":
@@ -280,6 +268,7 @@ class FlowPolicy(Policy):
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
         """See `Policy.evaluate`; only the random steps are computed."""
         condition, chain, level = self.condition(inputs), trace["chain"], trace["noise_level"]
+        # Each sample has a random step of its own, so the chain is indexed by pairs of sample and step.
         rows = torch.arange(len(chain), device=chain.device)
 
         def judge(step: Tensor) -> Judged:
@@ -292,9 +281,7 @@ class FlowPolicy(Policy):
         else:
             decision = judge(trace["step"])
         return EvalOutput(
-            logprobs=self._executed(decision.logprob),
-            entropy=self._executed(decision.entropy),
-            values=decision.value,
+            logprobs=self._executed(decision.logprob), entropy=self._executed(decision.entropy), values=decision.value
         )
 
     def _random_steps(self) -> int:

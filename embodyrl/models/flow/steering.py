@@ -15,7 +15,7 @@ import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from embodyrl.models.flow.policy import HEADS_FILE, FlowPolicy
 from embodyrl.models.mlp.options import Activation
 from embodyrl.models.mlp.policy import ACTIVATIONS, ATANH_INSIDE, build_network
 from embodyrl.models.normalizer import RunningNormalizer
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, ParallelPlan, PolicyObservation, SoftPolicy
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Mode, ParallelPlan, PolicyObservation, SoftPolicy
 from embodyrl.models.sampling import Squashed
 from embodyrl.models.saved import STEERING_FILE, weight_files, write_description
 from embodyrl.models.weights import read_heads, write_heads
@@ -109,9 +109,7 @@ class SteeredPolicy(SoftPolicy):
         """See `Policy.preprocess`; what the flow policy needs, or without images, which features replace, nothing."""
         return {} if observation.images is None else self.base.preprocess(observation)
 
-    def act(
-        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
-    ) -> ActOutput:
+    def act(self, inputs: Inputs, mode: Mode, generator: torch.Generator | None = None) -> ActOutput:
         """See `Policy.act`; denoising has no random step, in training neither."""
         if not self.has_begun:
             return self._decide(inputs, lambda seen: self._of_base(len(seen), mode, generator))
@@ -137,17 +135,13 @@ class SteeredPolicy(SoftPolicy):
         seen = self.base.features(condition, len(next(iter(inputs.values()))))
         return seen.clamp(-LARGEST, LARGEST).half()
 
-    def _of_base(
-        self, batch: int, mode: Literal["train", "eval"], generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
+    def _of_base(self, batch: int, mode: Mode, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Return the noise of the flow policy's own; see `Choose`."""
         noise = self.base.starting_noise(batch, mode, generator)
         chosen = noise[:, : self.noise_shape[0]]
         return noise, prior(chosen).logprob(chosen).flatten(1)
 
-    def _chosen(
-        self, seen: Tensor, mode: Literal["train", "eval"], generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
+    def _chosen(self, seen: Tensor, mode: Mode, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Return the noise that steering chooses; see `Choose`."""
         head, outputs = self.steering.head, self.steering(seen)
         sample = head.sample(outputs, generator) if mode == "train" else head.mode(outputs)

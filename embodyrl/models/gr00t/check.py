@@ -160,15 +160,7 @@ def robot_of(metadata: Mapping[str, Any], origin: str, model: Gr00tConfig) -> Ro
 def incompatibilities(
     robot: Robot, sizes: Architecture, chunk: int, cameras: int, there: SimulatorSizes
 ) -> Iterator[ConfigIssue]:
-    """Yield an issue for each part of a checkpoint that does not fit a simulator.
-
-    Args:
-        robot: robot in the checkpoint's statistics.
-        sizes: sizes of its network.
-        chunk: actions that are executed.
-        cameras: number of the simulator's cameras.
-        there: the simulator's sizes.
-    """
+    """Yield an issue for each part of a checkpoint that does not fit a simulator."""
     state, action = robot.state, robot.action
     if robot.cameras is not None and len(robot.cameras) != cameras:
         yield ConfigIssue(

@@ -18,8 +18,7 @@ from embodyrl.files import is_plain_name
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t.config import EMBODIMENTS, Architecture, Gr00tConfig, Transformer, check_model
 from embodyrl.models.gr00t.prompts import PIECE, SPECIAL, new_tokenizer
-from embodyrl.models.saved import read_json
-from embodyrl.models.unread import refuse_other_weights
+from embodyrl.models.saved import read_json, refuse_other_weights
 from embodyrl.models.vla.folder import CONFIG, ConfiguredFolder, as_json, finite_numbers, impossible, parse_statistics
 from embodyrl.models.vla.prompts import TOKENIZER
 

@@ -26,13 +26,7 @@ SPECIAL = ("<|im_start|>", "<|im_end|>", "<img>", "</img>", PIECE, PAD)
 
 
 def prompt(task: str, images: int, pieces: int) -> str:
-    """Return the chat about a task.
-
-    Args:
-        task: the task description.
-        images: number of images.
-        pieces: tokens of an image.
-    """
+    """Return the chat about a task."""
     shown = "".join(f"<image {number}><img>{PIECE * pieces}</img>" for number in range(1, images + 1))
     return (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"

@@ -13,8 +13,15 @@ from embodyrl.config.rules import action_dim, acts_by_choice, fact, replay_of, s
 from embodyrl.config.schema import Config
 from embodyrl.hub import is_hub_name
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.saved import DESCRIPTION_FILE, SINGLE_FILE, read_description, read_json, saved_model, weight_shapes
-from embodyrl.models.unread import refuse_other_weights
+from embodyrl.models.saved import (
+    DESCRIPTION_FILE,
+    SINGLE_FILE,
+    read_description,
+    read_json,
+    refuse_other_weights,
+    saved_model,
+    weight_shapes,
+)
 from embodyrl.registry import SupportedModel
 from embodyrl.runs import CHECKPOINTS, LAST
 

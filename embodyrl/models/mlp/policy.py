@@ -9,7 +9,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.mlp.heads import CategoricalHead, GaussianHead, SquashedHead, build_head
 from embodyrl.models.mlp.options import Activation, MLPConfig
 from embodyrl.models.normalizer import SMALLEST_DEVIATION, RunningNormalizer
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicySpec, SoftPolicy, mean_over_samples
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Mode, PolicySpec, SoftPolicy, mean_over_samples
 
 ATANH_INSIDE = 1.0 - 2.0**-24
 """Largest float32 below 1, whose inverse tanh is finite."""
@@ -68,9 +67,7 @@ class ActorCritic(SoftPolicy):
     def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """Return the outputs of the policy `[B, outputs]` and the values `[B]`, both float32; None without a critic."""
 
-    def act(
-        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
-    ) -> ActOutput:
+    def act(self, inputs: Inputs, mode: Mode, generator: torch.Generator | None = None) -> ActOutput:
         """See `Policy.act`; the trace holds the sample `[B, N]`."""
         outputs, values = self._look(inputs)
         sample = self.head.sample(outputs, generator) if mode == "train" else self.head.mode(outputs)

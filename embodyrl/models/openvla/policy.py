@@ -5,7 +5,7 @@ Shapes: `B` samples, `P` image tokens, `L` prompt tokens, `E` width of the langu
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.nn import functional
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.openvla.config import OpenVLAConfig
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, mean_over_samples
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Mode, mean_over_samples
 from embodyrl.models.prismatic.policy import Choice, PrismaticPolicy
 
 
@@ -91,9 +91,7 @@ class OpenVLAPolicy(PrismaticPolicy):
         width = llama.hidden_size // llama.num_attention_heads * llama.num_key_value_heads
         return int(2 * llama.num_hidden_layers * width * self.dtype.itemsize) * self.tokens_per_observation(task)
 
-    def act(
-        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
-    ) -> ActOutput:
+    def act(self, inputs: Inputs, mode: Mode, generator: torch.Generator | None = None) -> ActOutput:
         """See `Policy.act`; the trace holds the tokens `[B, N]`, counted from the first action token."""
         embeddings, mask = self.assemble(inputs)
         length = mask.shape[1]

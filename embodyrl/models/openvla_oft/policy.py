@@ -7,8 +7,6 @@ prompt tokens, `E` width of the language model, `C` actions in a chunk, `D` acti
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -16,7 +14,7 @@ from torch.nn import functional
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.openvla_oft.config import ACTION_HEAD, PROPRIO_PROJECTOR, ActionHead, OpenVLAOFTConfig
-from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, PolicyObservation, mean_over_samples
+from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Mode, PolicyObservation, mean_over_samples
 from embodyrl.models.prismatic.policy import PrismaticPolicy
 from embodyrl.models.prismatic.processor import Bounds, NormRange
 from embodyrl.models.vla.processor import read_state
@@ -140,9 +138,7 @@ class OpenVLAOFTPolicy(PrismaticPolicy):
             return images
         return torch.cat([images, self.proprio_projector(inputs["proprio"].to(self.dtype))], dim=1)
 
-    def act(
-        self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator | None = None
-    ) -> ActOutput:
+    def act(self, inputs: Inputs, mode: Mode, generator: torch.Generator | None = None) -> ActOutput:
         """See `Policy.act`; the trace holds the tokens `[B, N]`, counted from the first action token.
 
         Raises:

@@ -248,13 +248,8 @@ def _check_prompts(
 
 
 def written_numbers(model: PiConfig, states: int, width: int) -> int | None:
-    """Return how many numbers a prompt contains beside the task description; None: no state.
-
-    Args:
-        model: settled options.
-        states: size of the robot's state.
-        width: size of a state in the network, with padding.
-    """
+    """Return how many numbers a prompt contains beside the task description; None: no state. A padded
+    state has `width` numbers, that of the network."""
     if model.state is not StateInput.prompt:
         return None
     return width if writes_padded(model) else states

@@ -31,8 +31,7 @@ from embodyrl.models.lerobot import (
 from embodyrl.models.lerobot import scale_of as lerobot_scale
 from embodyrl.models.pi.config import PUBLISHED_NORMALIZATION, Architecture, Normalization, PiConfig, StateInput
 from embodyrl.models.pi.prompts import Prompts, new_tokenizer, read_tokenizer
-from embodyrl.models.saved import INDEX_FILE, parse_json, weight_shapes
-from embodyrl.models.unread import refuse_other_weights
+from embodyrl.models.saved import INDEX_FILE, parse_json, refuse_other_weights, weight_shapes
 from embodyrl.models.vla.fits import SimulatorSizes
 from embodyrl.models.vla.folder import CONFIG, ConfiguredFolder, as_json, finite_numbers, impossible, parse_statistics
 
@@ -296,12 +295,6 @@ def sees_state(model: PiConfig) -> bool:
 
 def robot_of(statistics: Statistics, model: PiConfig, files: CheckpointFiles, there: SimulatorSizes) -> Robot:
     """Return the robot that statistics describe, without the zeros that openpi once padded states and actions with.
-
-    Args:
-        statistics: statistics of one data set.
-        model: the model's options.
-        files: of the checkpoint, which may state how it was normalised.
-        there: the simulator's sizes.
 
     Raises:
         PolicyError: the statistics lack numbers, or are damaged, or the files state another normalisation than the

@@ -93,12 +93,7 @@ class Layer(nn.Module):
 
 
 class Gemma(nn.Module):
-    """A Gemma transformer without embeddings: layers and a final norm.
-
-    Args:
-        sizes: its sizes.
-        adaptive: whether norms depend on a condition.
-    """
+    """A Gemma transformer without embeddings: layers and a final norm."""
 
     def __init__(self, sizes: GemmaSizes, *, adaptive: bool = False) -> None:
         super().__init__()

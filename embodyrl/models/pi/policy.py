@@ -11,7 +11,10 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
@@ -25,14 +28,14 @@ from embodyrl.models.pi.check import incompatibilities, with_defaults, written_n
 from embodyrl.models.pi.checkpoint import CheckpointFiles, robot_of
 from embodyrl.models.pi.config import Architecture, DenoisingTimes, PiConfig, StateInput, ValueFrom
 from embodyrl.models.pi.network import Pi, Prefix, initialize
-from embodyrl.models.pi.processor import WrittenStates, pixel_values
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.policy import Inputs, ParallelPlan, PolicyObservation
 from embodyrl.models.vla.cameras import choose_cameras
 from embodyrl.models.vla.config import Frozen
 from embodyrl.models.vla.fits import SimulatorSizes
 from embodyrl.models.vla.folder import CONFIG, choose_key, described_by
-from embodyrl.models.vla.processor import read_state, shown_images
+from embodyrl.models.vla.processor import Normalizer, read_state, shown_images
+from embodyrl.models.vla.resize import resize
 from embodyrl.models.weights import Naming, write_single_file
 from embodyrl.registry import SupportedModel
 
@@ -51,13 +54,7 @@ class EncodedPrefix:
 class PiPolicy(FlowPolicy):
     """pi0 or pi0.5: a chunk of actions from images, a task description and a state.
 
-    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
-
-    Args:
-        config: the model's options.
-        simulator: the simulator's spec; None: actions are returned in the units of the statistics.
-        chunk_size: `C`, at most the checkpoint's horizon.
-    """
+    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null."""
 
     config: PiConfig
     network: Pi
@@ -165,6 +162,7 @@ class PiPolicy(FlowPolicy):
         """Return the mean of the action expert's outputs, or of the language model's outputs for the prefix."""
         if self.config.value_from is ValueFrom.expert:
             return denoised.hidden.float().mean(1)
+        # A mean over real tokens: padding would pull the features of short prompts towards 0.
         there = condition.prefix.mask.unsqueeze(-1)
         return (condition.prefix.hidden.float() * there).sum(1) / there.sum(1)
 
@@ -180,6 +178,7 @@ class PiPolicy(FlowPolicy):
         """See `FlowPolicy.sft_targets`. Repeated actions at the end of the horizon have weight 0; zeros that pad an
         action have weight 1, because public code trains them as well."""
         own = self.units.inverse(actions).float()
+        # Public statistics of relative actions are those of the differences, so the state is taken off first.
         normalized = self.actions.normalize(own - self._origin(inputs, own))
         data = self.fill_horizon(normalized)
         counts = torch.ones_like(data)
@@ -241,3 +240,44 @@ def _build_network(architecture: Architecture, *, random: bool) -> Pi:
     positions = network.vision.embeddings.position_ids  # not a parameter, so not in checkpoints
     network.vision.embeddings.position_ids = torch.arange(positions.shape[-1]).view(positions.shape)
     return network
+
+
+def letterbox(images: Tensor, side: int) -> Tensor:
+    """Resize `images [M, H, W, 3]` in uint8 to fit a black square, centred: `[M, side, side, 3]`."""
+    ratio = max(images.shape[1:3]) / side
+    height, width = (int(length / ratio) for length in images.shape[1:3])
+    resized = resize(images, (height, width), Image.Resampling.BILINEAR)
+    left, top = (side - width) // 2, (side - height) // 2
+    return functional.pad(resized, (0, 0, left, side - width - left, top, side - height - top))
+
+
+def pixel_values(images: Tensor, side: int, device: torch.device) -> Tensor:
+    """Convert `images [B, V, H, W, 3]` in uint8 to `[B, V, 3, side, side]` float32 in [-1, 1]."""
+    flat = letterbox(images.flatten(0, 1).to(device), side)
+    numbers = flat.permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
+    return torch.unflatten(numbers, 0, images.shape[:2])
+
+
+# ------------------------------------------------------------------------------------------------- processing of inputs
+
+
+class WrittenStates:
+    """States as prompts contain them. Computed on the CPU, where tokenizers are, wherever the policy is: this is no
+    module, so that its numbers stay where they were made.
+
+    Args:
+        ranges: normalizes them.
+        width: numbers in a prompt; zeros follow the state.
+    """
+
+    def __init__(self, ranges: Normalizer, width: int) -> None:
+        self._ranges, self._width = ranges, width
+
+    def __call__(self, proprio: Tensor | None) -> list[NDArray[np.float32]]:
+        """Return `B` normalised states `[width]`.
+
+        Raises:
+            PolicyError: the states are missing, or have another size.
+        """
+        state = self._ranges.normalize(read_state(proprio, len(self._ranges), self._ranges.origin.device))
+        return [*functional.pad(state, (0, self._width - state.shape[1])).cpu().numpy()]

@@ -17,17 +17,8 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.prismatic.config import THREE_LAYERS, PrismaticConfig
 from embodyrl.models.prismatic.prompts import PAD, new_tokenizer
-from embodyrl.models.saved import parse_json, read_json
-from embodyrl.models.unread import refuse_other_weights
-from embodyrl.models.vla.folder import (
-    CONFIG,
-    ConfiguredFolder,
-    as_json,
-    check_whole,
-    finite_numbers,
-    impossible,
-    wrong,
-)
+from embodyrl.models.saved import parse_json, read_json, refuse_other_weights
+from embodyrl.models.vla.folder import CONFIG, ConfiguredFolder, as_json, check_whole, finite_numbers, impossible, wrong
 from embodyrl.models.vla.prompts import TOKENIZER
 
 if TYPE_CHECKING:  # options of models are read where the package is not installed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from safetensors.torch import save_file
@@ -22,6 +22,7 @@ from embodyrl.models.policy import (
     ActOutput,
     EvalOutput,
     Inputs,
+    Mode,
     ParallelPlan,
     Policy,
     PolicyObservation,
@@ -55,13 +56,7 @@ UNITS_REMEDY = "choose statistics (model.unnorm_key) of this robot, or its match
 class PrismaticPolicy(Policy):
     """A policy whose actions are tokens of a language model, given images and a task description.
 
-    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
-
-    Args:
-        config: the model's options.
-        simulator: the simulator's spec; None: actions are returned in the units of the statistics.
-        chunk_size: `C`.
-    """
+    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null."""
 
     kind: ClassVar[str]
     range_epsilon: ClassVar[float]
@@ -181,6 +176,7 @@ class PrismaticPolicy(Policy):
         tokens = self.network.embed_tokens(inputs["input_ids"])
         images = self.embed_images(inputs)
         mask = inputs["attention_mask"]
+        # The first token begins every prompt, and public checkpoints were trained with the images right after it.
         seen = mask.new_ones(images.shape[:2])
         return (
             torch.cat([tokens[:, :1], images, tokens[:, 1:]], dim=1),
@@ -196,7 +192,7 @@ class PrismaticPolicy(Policy):
             logits, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, chosen=chosen
         )
 
-    def draw(self, logits: Tensor, mode: Literal["train", "eval"], generator: torch.Generator | None) -> Choice:
+    def draw(self, logits: Tensor, mode: Mode, generator: torch.Generator | None) -> Choice:
         """Sample tokens `[...]` from logits `[..., bins]`, or take the most likely ones."""
         distribution = self.distribution(logits)
         tokens = distribution.sample(generator) if mode == "train" else distribution.mode()
@@ -225,6 +221,7 @@ class PrismaticPolicy(Policy):
     def scored(self, hidden: Tensor, tokens: Tensor) -> EvalOutput:
         """Score stored tokens `[B, N]` under the hidden states `[B, N, E]` that predict them."""
         distribution = self.distribution(self.network.action_logits(hidden), chosen=tokens)
+        # The state that predicts the first token has seen images and prompt, and no action: a value of the observation.
         return EvalOutput(
             logprobs=distribution.logprobs(tokens),
             entropy=distribution.entropy(),

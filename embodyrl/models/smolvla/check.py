@@ -143,15 +143,7 @@ def _read_robot(files: CheckpointFiles, model: SmolVLAConfig) -> Generator[Confi
 def incompatibilities(
     sizes: Architecture, robot: Robot | None, model: SmolVLAConfig, chunk: int, there: SimulatorSizes
 ) -> Iterator[ConfigIssue]:
-    """Yield an issue for each part of a checkpoint that does not fit a simulator.
-
-    Args:
-        sizes: of its network.
-        robot: its normalisation; None: it cannot be read.
-        model: the model's options.
-        chunk: actions that are executed.
-        there: the simulator's sizes.
-    """
+    """Yield an issue for each part of a checkpoint that does not fit a simulator."""
     yield from check_horizon(chunk, sizes.horizon)
     yield from check_horizon(model.horizon or 0, sizes.horizon, "model.horizon")
     most = (sizes.state_dim, sizes.action_dim)

@@ -162,12 +162,7 @@ class Rotation:
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward layer of the language model or of the expert.
-
-    Args:
-        sizes: of the stack.
-        crosses: see `Attention`.
-    """
+    """Attention and feed-forward layer of the language model or of the expert."""
 
     def __init__(self, sizes: LlamaSizes, *, crosses: bool = False) -> None:
         super().__init__()

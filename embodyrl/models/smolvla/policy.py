@@ -8,10 +8,10 @@ executed, `S` numbers of a state in the network.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
@@ -23,6 +23,7 @@ from embodyrl.models.policy import (
     ActOutput,
     EvalOutput,
     Inputs,
+    Mode,
     ParallelPlan,
     PolicyObservation,
 )
@@ -31,7 +32,6 @@ from embodyrl.models.smolvla.check import incompatibilities
 from embodyrl.models.smolvla.checkpoint import CheckpointFiles, own_name, public_name
 from embodyrl.models.smolvla.config import SmolVLAConfig
 from embodyrl.models.smolvla.network import Prefix, SmolVLA, initialize, keep_wide
-from embodyrl.models.smolvla.processor import pixel_values
 from embodyrl.models.smolvla.prompts import Prompts
 from embodyrl.models.vla.cameras import Cameras, choose_cameras
 from embodyrl.models.vla.config import Frozen
@@ -47,13 +47,7 @@ SEEN = "seen"
 class SmolVLAPolicy(FlowPolicy):
     """SmolVLA: a chunk of actions from images, a task description and a state.
 
-    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null.
-
-    Args:
-        config: the model's options.
-        simulator: the simulator's spec; None: actions are returned in the units of the statistics.
-        chunk_size: `C`, at most the checkpoint's.
-    """
+    Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null."""
 
     config: SmolVLAConfig
     network: SmolVLA
@@ -97,11 +91,9 @@ class SmolVLAPolicy(FlowPolicy):
         """Freeze the parts that the options name, and weights that affect neither actions nor values."""
         last = f"text.layers.{len(self.architecture.crosses) - 1}."
         unused = (f"{last}self_attn.q", f"{last}self_attn.o", f"{last}post", f"{last}mlp", "text.norm", "lm_head")
-        chosen = {
-            Frozen.nothing: (),
-            Frozen.vision: ("vision.",),
-            Frozen.language: ("vision.", "connector.", "text."),
-        }[self.config.frozen]
+        chosen = {Frozen.nothing: (), Frozen.vision: ("vision.",), Frozen.language: ("vision.", "connector.", "text.")}[
+            self.config.frozen
+        ]
         for name, parameter in self.network.named_parameters():
             parameter.requires_grad_(not name.startswith((*unused, *chosen)))
 
@@ -130,12 +122,7 @@ class SmolVLAPolicy(FlowPolicy):
     # ------------------------------------------------------------------------------------------- acting and learning
 
     def act(
-        self,
-        inputs: Inputs,
-        mode: Literal["train", "eval"],
-        generator: torch.Generator | None = None,
-        *,
-        start: Tensor | None = None,
+        self, inputs: Inputs, mode: Mode, generator: torch.Generator | None = None, *, start: Tensor | None = None
     ) -> ActOutput:
         """See `FlowPolicy.act`. If vision and language are frozen, the trace has `seen`, what the vision tower made of
         the images; 16-bit floats as the whole numbers with the same bits."""
@@ -252,3 +239,21 @@ def _build_network(files: CheckpointFiles, dtype: torch.dtype, *, random: bool) 
     network.to(dtype)
     keep_wide(network)
     return network
+
+
+# ------------------------------------------------------------------------------------------------- processing of inputs
+
+
+def pixel_values(images: Tensor, side: int, device: torch.device) -> Tensor:
+    """Convert `images [B, V, H, W, 3]` in uint8 to `[B, V, 3, side, side]` float32 in [-1, 1].
+
+    Images are resized without antialiasing to fit the square, and padded with black on the left and above.
+    """
+    flat = images.flatten(0, 1).to(device).permute(0, 3, 1, 2).float() / 255.0
+    height, width = flat.shape[2:]
+    if (height, width) != (side, side):
+        ratio = max(width / side, height / side)
+        height, width = int(height / ratio), int(width / ratio)
+        flat = functional.interpolate(flat, size=(height, width), mode="bilinear", align_corners=False)
+        flat = functional.pad(flat, (side - width, 0, side - height, 0))
+    return torch.unflatten(flat * 2.0 - 1.0, 0, images.shape[:2])

@@ -46,12 +46,7 @@ class SimulatorSizes(NamedTuple):
 
 
 def check_without_checkpoint(model: Any, *names: str) -> Iterator[ConfigIssue]:
-    """Yield an issue for each option that belongs to a checkpoint, for models without one.
-
-    Args:
-        model: the model's options.
-        names: names of these options.
-    """
+    """Yield an issue for each option that belongs to a checkpoint, for models without one."""
     for name in names:
         if getattr(model, name) is not None:
             yield ConfigIssue(

@@ -252,10 +252,6 @@ def impossible(names: tuple[str, ...], first: Sequence[float], second: Sequence[
 def parse_statistics(content: bytes, name: str) -> dict[str, dict[str, Any]]:
     """Return statistics by feature from LeRobot's safetensors, whose tensors are named `feature.number`.
 
-    Args:
-        content: contents of the file.
-        name: name of the file, for messages.
-
     Raises:
         PolicyError: the file is damaged.
     """

@@ -24,10 +24,6 @@ SHOWN = 60
 def read_tokenizer(content: bytes, name: str) -> Tokenizer:
     """Return the tokenizer in a tokenizer.json.
 
-    Args:
-        content: contents of the file.
-        name: name of the file, for messages.
-
     Raises:
         PolicyError: the file is damaged.
     """
@@ -44,14 +40,7 @@ def read_tokenizer(content: bytes, name: str) -> Tokenizer:
 
 
 def check_length(ids: Sequence[int], most: int, what: str, task: str) -> None:
-    """Raise a `PolicyError` if a prompt has too many tokens.
-
-    Args:
-        ids: its tokens.
-        most: tokens that the model takes.
-        what: what is too long.
-        task: the task description.
-    """
+    """Raise a `PolicyError` if a prompt has too many tokens."""
     if len(ids) > most:
         shown = task if len(task) <= SHOWN else f"{task[:SHOWN]}..."
         raise PolicyError(

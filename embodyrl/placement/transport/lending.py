@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from embodyrl.files import files_in, is_inside, replacing, require_room
+from embodyrl.files import Closing, files_in, is_inside, replacing, require_room
 from embodyrl.placement.transport.line import Address, LineError, Listener, Service, connect, understood
 
 _PIECE = 64 << 20
@@ -66,12 +66,8 @@ class RemoteFolder:
             return cls(line=Address(**fields["line"]), files=files)
 
 
-class MemoryServer:
-    """Lends memory and files of this process to whoever has been given their `RemoteMemory`.
-
-    Args:
-        host: address of this machine to listen at.
-    """
+class MemoryServer(Closing):
+    """Lends memory and files of this process to whoever has been given their `RemoteMemory`."""
 
     def __init__(self, host: str) -> None:
         self._lent: dict[int, mmap.mmap | bytes] = {}
@@ -129,14 +125,8 @@ class MemoryServer:
         self._service.close()
         self._lent.clear()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class MemoryClient:
+class MemoryClient(Closing):
     """A line to a process that lends.
 
     Args:
@@ -166,12 +156,6 @@ class MemoryClient:
     def close(self) -> None:
         """Close the line."""
         self._line.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def copy_folder(lent: RemoteFolder, folder: Path, *, timeout_s: float) -> None:

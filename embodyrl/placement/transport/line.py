@@ -24,13 +24,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.errors import RunError
+from embodyrl.files import Closing
 
 Header = Mapping[str, Any]
 """What JSON can hold."""
@@ -107,7 +107,7 @@ class Address:
         return _name(self.host, self.port)
 
 
-class Line:
+class Line(Closing):
     """An open line. One thread may send while another one receives. A deadline that passes or a damaged frame ends the
     line, since what follows could not be understood: every later call raises the same error.
 
@@ -282,14 +282,6 @@ class Line:
         """Close this side; the other one finds the line lost. May be called again."""
         self._socket.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 class _Wait:
     """Waits for a line within one deadline.
@@ -363,7 +355,7 @@ def _bytes_of(buffer: Buffer) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-class Listener:
+class Listener(Closing):
     """Listens on one address of this machine, at a port of the kernel's choice, for lines that a new token opens.
 
     Strangers that fail, or say nothing for `OPENING_S`, are dropped, and others do not wait for them.
@@ -467,14 +459,6 @@ class Listener:
                 self._strangers.popitem()[1].close()
             self._socket.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 class _Stranger:
     """A connection whose other side has not proved yet that it has the token."""
@@ -522,10 +506,6 @@ class _Stranger:
 
 def connect(address: Address, timeout_s: float) -> Line:
     """Open a line.
-
-    Args:
-        address: of the listener.
-        timeout_s: longest time [s].
 
     Raises:
         LineLost: nobody listens there, also when tried again for a while, or whoever does refuses the token.
@@ -598,7 +578,7 @@ Answer = Callable[[dict[str, Any], list[memoryview]], tuple[Header, Sequence[Buf
 back, see `Line.send_failure`."""
 
 
-class Service:
+class Service(Closing):
     """Answers requests on every line that is opened, each in a thread of its own, until it is closed.
 
     Args:
@@ -658,11 +638,3 @@ class Service:
         for line, thread in left.items():
             line.interrupt()
             thread.join(self._timeout_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.close()

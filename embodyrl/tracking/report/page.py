@@ -23,9 +23,8 @@ from embodyrl.runs.record import EvaluationRecord, RunRecord
 from embodyrl.screen import counted, rounded
 from embodyrl.tracking.clock import Phase
 from embodyrl.tracking.report.charts import MOST_STACKS, PHASE_COLOURS, Item, chart, library, stacks
-from embodyrl.tracking.report.compare import by_task
+from embodyrl.tracking.report.compare import by_task, changes_from_defaults
 from embodyrl.tracking.report.series import CURVES, curves_of
-from embodyrl.tracking.report.settings import changes_from_defaults
 
 EMBEDDED_MIB = 8.0
 """Videos in the page itself, newest first, up to this size together; of others it has links, relative to its folder."""

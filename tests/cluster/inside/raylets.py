@@ -106,12 +106,12 @@ class Raylets:
 
 
 def of_runs() -> list[psutil.Process]:
-    """Return the keepers and the processes of runs in this network; those of other tests are in another one."""
+    """Return the actors and the processes of runs in this network; those of other tests are in another one."""
     found, network = [], os.readlink("/proc/self/ns/net")
     for process in psutil.process_iter():
         try:
             words = " ".join(process.cmdline())
-            is_one = "embodyrl.placement.child" in words or words.startswith("ray::Keeper")
+            is_one = "embodyrl.placement.child" in words or words.startswith("ray::WatchedRayActor")
             if is_one and os.readlink(f"/proc/{process.pid}/ns/net") == network:
                 found.append(process)
         except (psutil.NoSuchProcess, FileNotFoundError, PermissionError):

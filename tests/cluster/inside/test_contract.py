@@ -306,12 +306,12 @@ def test_workers_end_with_their_program(program: tuple[subprocess.Popen[str], li
     assert not alive
 
 
-def test_a_keeper_that_is_killed_is_no_lost_machine(program: tuple[subprocess.Popen[str], list[int]]) -> None:
+def test_a_ray_actor_that_is_killed_is_no_lost_machine(program: tuple[subprocess.Popen[str], list[int]]) -> None:
     running, pids = program
     child = psutil.Process(pids[1])
-    keeper = child.parent()
-    assert keeper is not None
-    keeper.kill()
+    actor = child.parent()
+    assert actor is not None
+    actor.kill()
     said, _ = running.communicate(timeout=240)
     assert f"WorkerDied test worker 0 on machine {OTHER} (pid {pids[1]}) ended during 'hang', because the Ray" in said
     _, alive = psutil.wait_procs(living(pids), timeout=60)

@@ -1,6 +1,6 @@
-"""What runs in actors and tasks of Ray: a keeper for each worker, and the look at a machine. Imports no torch.
+"""What runs in actors and tasks of Ray: an actor for each worker, and the look at a machine. Imports no torch.
 
-A keeper starts its worker as a `LocalLauncher` does anywhere, so that logs, stacks, deadlines and the words of errors
+An actor starts its worker as a `LocalLauncher` does anywhere, so that logs, stacks, deadlines and the words of errors
 are the same. It forwards small calls as bytes: only the worker and the first rank know what they are about.
 """
 
@@ -82,7 +82,7 @@ class Boxed:
             self._service.close()
 
 
-class Keeper:
+class RayActor:
     """Keeps a worker on its machine; Ray calls its methods, `watch` and `stacks` beside the others.
 
     Args:
@@ -96,7 +96,7 @@ class Keeper:
         for name in _SET_BY_RAY:
             os.environ.pop(name, None)
         os.environ.update(variables)
-        # Workers die with the thread that started them, so this one lives as long as the keeper.
+        # Workers die with the thread that started them, so this one lives as long as the actor.
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._launcher: LocalLauncher | None = None
         self._worker: Worker | None = None
