@@ -23,7 +23,7 @@ def declare_losses() -> None:
     )
     LOSSES.register(
         "decoupled_ppo",
-        target="embodyrl.algorithms.losses:decoupled_ppo",
+        target="embodyrl.algorithms.variants:decoupled_ppo",
         options="embodyrl.algorithms.options:DecoupledPPOLossConfig",
         whole=False,
         corrects_staleness=True,
@@ -31,14 +31,14 @@ def declare_losses() -> None:
     )
     LOSSES.register(
         "cpgd",
-        target="embodyrl.algorithms.losses:cpgd",
+        target="embodyrl.algorithms.variants:cpgd",
         options="embodyrl.algorithms.options:CPGDLossConfig",
         whole=False,
         summary="clipped policy gradient with policy drift (Liu et al. 2025); no probability ratio",
     )
     LOSSES.register(
         "gspo",
-        target="embodyrl.algorithms.losses:gspo",
+        target="embodyrl.algorithms.variants:gspo",
         options="embodyrl.algorithms.options:GSPOLossConfig",
         whole=True,
         corrects_staleness=True,
@@ -60,7 +60,7 @@ def declare_advantages() -> None:
     )
     ADVANTAGES.register(
         "grpo",
-        target="embodyrl.algorithms.advantages:grpo",
+        target="embodyrl.algorithms.group_advantages:grpo",
         options="embodyrl.algorithms.options:GRPOConfig",
         critic=False,
         whole=True,

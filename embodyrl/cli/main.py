@@ -492,10 +492,11 @@ def doctor(
 def graph(words: ConfigArguments = None, trust: Trust = False) -> None:
     """Print the stages of an iteration and the columns they pass on, as a Mermaid chart."""
     from embodyrl.config import load_config
-    from embodyrl.pipelines.pipeline import build_pipeline
+    from embodyrl.pipelines.build import build_pipeline
+    from embodyrl.pipelines.chart import to_mermaid
 
     source, overrides = split_arguments(words)
-    chart = build_pipeline(load_config(source, overrides, trust=trust).config).to_mermaid()
+    chart = to_mermaid(build_pipeline(load_config(source, overrides, trust=trust).config).stages)
     typer.echo(without_controls(chart), nl=False)
 
 

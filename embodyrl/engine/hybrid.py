@@ -29,11 +29,12 @@ from embodyrl.engine.compute import (
 from embodyrl.engine.distribution import full_state_dict, parallelize
 from embodyrl.engine.exchange import Exchange
 from embodyrl.engine.graphs import CudaGraph, Graphs
+from embodyrl.engine.guard import Guard, NumericsError, explain_actions
 from embodyrl.engine.lora import add_adapters, cast_once, load_weights_into
 from embodyrl.engine.microbatches import MicroBatches
 from embodyrl.engine.minibatch import ON_HOST, Columns
 from embodyrl.engine.offload import EngineOffload
-from embodyrl.engine.optimizer import Guard, NumericsError, Optimizer, explain_actions
+from embodyrl.engine.optimizer import Optimizer
 from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, is_sharded
 from embodyrl.engine.reference import reference_of
 from embodyrl.envs import Observation

@@ -6,13 +6,14 @@ Shapes: `M` chunks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.large import LEARNED_FROM
-from embodyrl.engine.minibatch import Columns, absent, length, merged, nested, rows, split_minibatch, to_columns
+from embodyrl.engine.minibatch import Columns, length, rows, to_columns
 from embodyrl.tracking.clock import Clock, Phase
 
 
@@ -80,3 +81,63 @@ class MicroBatches:
             start, end = end, end + length(part)
             large = nested({name: column[start:end] for name, column in fetched.items()})
             yield merged(part, to_columns(large, self._device, self._on_host)), counts
+
+
+def nested(leaves: Mapping[str, Tensor]) -> Columns:
+    """Return columns of which some are called `trace/sample` as dictionaries of columns."""
+    columns: Columns = {}
+    for name, column in leaves.items():
+        outer, _, inner = name.partition("/")
+        columns[outer] = columns.get(outer, {}) | {inner: column} if inner else column
+    return columns
+
+
+def merged(one: Columns, other: Columns) -> Columns:
+    """Return the columns of both, nested ones too."""
+    both = {name: one[name] | other[name] for name in one.keys() & other.keys() if isinstance(one[name], dict)}
+    return one | other | both
+
+
+def absent(names: Iterable[str], columns: Columns) -> list[str]:
+    """Return the names of columns, nested ones too, that are not among these."""
+    there = {name for name, column in columns.items() if not isinstance(column, dict)}
+    there |= {f"{name}/{inner}" for name, column in columns.items() if isinstance(column, dict) for inner in column}
+    return [name for name in names if name not in there]
+
+
+def split_minibatch(minibatch: Columns, size: int | None, whole: bool) -> Iterator[Columns]:
+    """Yield the micro-batches of a minibatch, in its order.
+
+    Args:
+        minibatch: its columns.
+        size: chunks in a micro-batch at most; None: all.
+        whole: do not cut episodes; one that is longer than `size` is a micro-batch of its own.
+    """
+    if size is None or size >= length(minibatch):
+        yield minibatch
+    elif not whole:
+        for start in range(0, length(minibatch), size):
+            yield rows(minibatch, slice(start, start + size))
+    else:
+        _, member, lengths = torch.unique(minibatch["sequence"].cpu(), return_inverse=True, return_counts=True)
+        for episodes in pack(lengths.tolist(), size):
+            yield rows(minibatch, torch.nonzero(torch.isin(member, torch.tensor(episodes))).squeeze(1))
+
+
+def pack(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Yield the numbers of the episodes of each micro-batch: as many as fit, in their order.
+
+    Args:
+        lengths: chunks of each episode.
+        size: chunks of a micro-batch at most.
+    """
+    taken: list[int] = []
+    used = 0
+    for number, steps in enumerate(lengths):
+        if taken and used + steps > size:
+            yield taken
+            taken, used = [], 0
+        taken.append(number)
+        used += steps
+    if taken:
+        yield taken

@@ -159,7 +159,7 @@ def declare_stages() -> None:
     )
     STAGES.register(
         "filter_groups",
-        target="embodyrl.methods.on_policy.stages:filter_groups",
+        target="embodyrl.methods.on_policy.filtering:filter_groups",
         apart=True,
         reads=("policy",),
         changes=("simulators", *ROLLOUT, *CRITIC),

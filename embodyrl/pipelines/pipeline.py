@@ -1,4 +1,4 @@
-"""An iteration as a list of stages: building it from a config, checking it before anything runs, running, drawing.
+"""An iteration as a list of stages: what a stage is, and running them.
 
 A stage is a function with a name. It declares the columns of the batch and the resources that it reads, writes and
 changes; a name with a question mark (`values?`) is optional. Stages run in order, one after the other.
@@ -6,21 +6,17 @@ changes; a name with a question mark (`values?`) is optional. Stages run in orde
 
 from __future__ import annotations
 
-import html
-import itertools
-import re
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.schema import Config, InsertedStage
-from embodyrl.errors import UnknownNameError, UserError, did_you_mean, listed
-from embodyrl.registry import ALGORITHMS, STAGES
+from embodyrl.config.schema import Config
+from embodyrl.errors import UserError, listed
+from embodyrl.pipelines.checks import certain, check_stages, plain
+from embodyrl.registry import STAGES
 
 if TYPE_CHECKING:  # the stages of a config can be looked at without torch
     from embodyrl.data.batches import Demonstrations
@@ -30,12 +26,6 @@ if TYPE_CHECKING:  # the stages of a config can be looked at without torch
     from embodyrl.rollout.episodes import Rollout
     from embodyrl.rollout.replay import Replay
     from embodyrl.rollout.rollouts import Rollouts
-
-RESOURCES = ("simulators", "policy", "demonstrations", "replay")
-"""Available before the first stage: `Iteration.collector`, `Iteration.engine`, `Iteration.demonstrations` and
-`Iteration.replay`."""
-
-NAME = re.compile(r"[A-Za-z]\w*")
 
 
 @dataclass(kw_only=True)
@@ -133,16 +123,6 @@ class Stage:
         return plain((*self.writes, *self.changes))
 
 
-def plain(names: Iterable[str]) -> tuple[str, ...]:
-    """Return each name once, without its question mark."""
-    return tuple(dict.fromkeys(name.removesuffix("?") for name in names))
-
-
-def certain(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names that have no question mark."""
-    return tuple(name for name in names if not name.endswith("?"))
-
-
 class Pipeline:
     """An iteration that can be run.
 
@@ -187,30 +167,6 @@ class Pipeline:
                 raise
             iteration.metrics[f"time/stage/{stage.name}"] = time.perf_counter() - start
 
-    def to_mermaid(self) -> str:
-        """Draw the stages as a Mermaid flow chart, which Markdown viewers show; edges carry columns."""
-        lines = ["flowchart TD"]
-        lines += [f'  {each.name}["<b>{each.name}</b><br/>{"<br/>".join(_notes(each))}"]' for each in self.stages]
-        for (source, target), columns in self._edges().items():
-            link = f'-- "{", ".join(columns)}" -->' if columns else "-.->"
-            lines.append(f"  {source} {link} {target}")
-        return "\n".join(lines) + "\n"
-
-    def _edges(self) -> dict[tuple[str, str], list[str]]:
-        """Return the columns from stage to stage, each from the last that wrote or changed it; none between stages that
-        only follow each other."""
-        edges: dict[tuple[str, str], list[str]] = {}
-        last: dict[str, str] = {}
-        for before, stage in zip((None, *self.stages), self.stages, strict=False):
-            # An edge starts where the column was changed last, not where it was first written.
-            for column in stage.inputs:
-                if column in last:
-                    edges.setdefault((last[column], stage.name), []).append(column)
-            if before is not None:
-                edges.setdefault((before.name, stage.name), [])
-            last |= {column: stage.name for column in stage.outputs if column in last or column in plain(stage.writes)}
-        return edges
-
 
 def _missing(batch: TrajectoryBatch | None, names: Iterable[str]) -> Iterator[str]:
     """Find columns that are on no rank."""
@@ -233,171 +189,3 @@ def _large_columns(iteration: Iteration, stage: Stage) -> Iterator[None]:
     yield
     kept = plain(stage.changes)
     iteration.batch = leave_out(iteration.batch, [name for name in brought if name.partition("/")[0] not in kept])
-
-
-def _notes(stage: Stage) -> list[str]:
-    """Return the lines below a stage's name: its function, and the resources it uses."""
-    changes = [name for name in RESOURCES if name in plain(stage.changes)]
-    reads = [name for name in RESOURCES if name in plain(stage.reads) and name not in changes]
-    notes = [stage.function if isinstance(stage.function, str) else stage.function.__name__]
-    notes += [f"reads {', '.join(reads)}"] if reads else []
-    notes += [f"changes {', '.join(changes)}"] if changes else []
-    return [html.escape(note) for note in notes]
-
-
-Where = Callable[[str], tuple[str, ...]]
-"""Returns the settings that added a stage, by its name."""
-
-
-def check_stages(stages: Sequence[Stage], where: Where = lambda name: ()) -> Iterator[ConfigIssue]:
-    """Find issues that keep stages from running one after the other: of their names, and if there are none, of their
-    columns."""
-    issues = list(_check_names(stages, where))
-    yield from issues or _check_columns([stage.declared() for stage in stages], where)
-
-
-def _check_names(stages: Sequence[Stage], where: Where) -> Iterator[ConfigIssue]:
-    """Find names that occur twice or are invalid, and functions that are not registered."""
-    names = [stage.name for stage in stages]
-    for name in dict.fromkeys(names):
-        if names.count(name) > 1:
-            yield ConfigIssue(where(name), f"{names.count(name)} stages are called {name!r}", "rename all but one")
-        if not NAME.fullmatch(name):
-            yield ConfigIssue(where(name), f"{name!r} is no name for a stage", "use letters, digits and _")
-    for stage in stages:
-        try:
-            stage.declared()
-        except UnknownNameError as error:
-            yield ConfigIssue(where(stage.name), f"stage {stage.name!r}: {error}", "name one of them")
-
-
-def _check_columns(stages: Sequence[Stage], where: Where) -> Iterator[ConfigIssue]:
-    """Find columns that are written twice, and those that are read and not written before."""
-    for one, other in itertools.combinations(stages, 2):
-        if both := [column for column in plain(one.writes) if column in plain(other.writes)]:
-            what = f"stages {one.name!r} and {other.name!r} write the same column{'s' if len(both) > 1 else ''}"
-            hint = "let one write and the others declare it under `changes`"
-            yield ConfigIssue((*where(other.name), *where(one.name)), f"{what} {listed(both)}", hint)
-    writers = {column: stage.name for stage in reversed(stages) for column in plain(stage.writes)}
-    known, there = sorted({*writers, *RESOURCES}), set(RESOURCES)
-    for stage in stages:
-        for column in set(RESOURCES).intersection(plain(stage.writes)):
-            message = f"stage {stage.name!r} writes {column!r}, which is a resource"
-            yield ConfigIssue(where(stage.name), message, "declare it under `changes`")
-        wanted = [*(("reads", name) for name in certain(stage.reads))]
-        wanted += [("changes", name) for name in certain(stage.changes)]
-        for verb, column in wanted:
-            what, writer = f"stage {stage.name!r} {verb} column {column!r}", writers.get(column)
-            if column not in there and writer is None:
-                hint = did_you_mean(column, known, otherwise=f"one of {', '.join(known)}")
-                yield ConfigIssue(where(stage.name), f"{what}, which no stage writes", hint)
-            elif column not in there:
-                yield ConfigIssue(where(stage.name), f"{what} before stage {writer!r} writes it", "change their order")
-        there.update(plain(stage.writes))
-
-
-def build_pipeline(config: Config) -> Pipeline:
-    """Build the iteration that a config asks for: the algorithm's stages, or those of `pipeline.function`, with the
-    changes of the section `pipeline`. Imports no stage.
-
-    Raises:
-        PipelineError: the stages do not fit together, or the config changes stages that are not there.
-        UnknownNameError: there is no such algorithm.
-    """
-    changes = config.pipeline
-    stages = _of_function(config) if changes.function else list(ALGORITHMS.load(config.algorithm.name)(config))
-    unknown = list(_unknown_names(config, stages))
-    # In this order: what was dropped cannot be replaced, and a new stage finds its place among those that are left.
-    stages = [stage for stage in stages if stage.name not in changes.drop]
-    stages = [Stage(each.name, changes.replace[each.name]) if each.name in changes.replace else each for each in stages]
-    misplaced = [issue for number in range(len(changes.insert)) for issue in _insert(stages, number, changes.insert)]
-
-    def where(name: str) -> tuple[str, ...]:
-        return tuple(_settings(name, config))
-
-    # With an unknown name stages are in the wrong place, so issues of their columns would only mislead.
-    check = _check_names if unknown else check_stages
-    if issues := [*unknown, *misplaced, *check(stages, where)]:
-        raise PipelineError(issues)
-    return Pipeline(stages)
-
-
-def _of_function(config: Config) -> list[Stage]:
-    """Call the user's own function for the stages; its module was imported when the config was loaded."""
-
-    def wrong(message: str, hint: str) -> PipelineError:
-        return PipelineError([ConfigIssue(("pipeline.function",), message, hint)])
-
-    name = str(config.pipeline.function)
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise wrong(f"pipeline.function = {name!r} names no function", "write module:function")
-    if module not in sys.modules:
-        raise wrong(f"the module of {name} was not imported", "load the config with load_config")
-    known = vars(sys.modules[module])
-    if attribute not in known:
-        functions = sorted(each for each, value in known.items() if callable(value) and not each.startswith("_"))
-        hint = did_you_mean(attribute, functions, otherwise=f"one of {', '.join(functions) or 'none'}")
-        raise wrong(f"module {module!r} has no {attribute!r}", hint)
-    try:
-        stages = known[attribute](config)
-    except Exception as error:  # whatever a stranger's function raises
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{name} failed: {type(error).__name__}: {error} ({place.filename}:{place.lineno})"
-        raise wrong(what, "fix the function") from error
-    if not isinstance(stages, list) or not all(isinstance(stage, Stage) for stage in stages):
-        raise wrong(f"{name} returned a {type(stages).__name__}", "return a list of embodyrl.pipelines.Stage")
-    return stages
-
-
-def _unknown_names(config: Config, stages: Sequence[Stage]) -> Iterator[ConfigIssue]:
-    """Find names in the section `pipeline` that no stage has."""
-    changes, known = config.pipeline, [stage.name for stage in stages]
-    left = [*(name for name in known if name not in changes.drop), *(each.name for each in changes.insert)]
-    named = [(f"pipeline.drop.{place}", name, known) for place, name in enumerate(changes.drop)]
-    named += [(f"pipeline.replace.{name}", name, known) for name in changes.replace]
-    for number, inserted in enumerate(changes.insert):
-        for key, names in (("after", inserted.after), ("before", inserted.before)):
-            named += [(f"pipeline.insert.{number}.{key}.{place}", name, left) for place, name in enumerate(names)]
-    for setting, name, there in named:
-        if name not in there:
-            hint = did_you_mean(name, there, otherwise=f"one of {', '.join(there) or 'none'}")
-            yield ConfigIssue((setting,), f"the iteration has no stage {name!r}", hint)
-
-
-def _insert(stages: list[Stage], number: int, insertions: Sequence[InsertedStage]) -> Iterator[ConfigIssue]:
-    """Insert a stage where its `after` and `before`, and those of earlier insertions, allow; within these limits right
-    after the last stage that writes or changes a column it names. Yields an issue if there is no such place."""
-    inserted, earlier = insertions[number], insertions[:number]
-    followed = {*inserted.after, *(each.name for each in earlier if inserted.name in each.before)}
-    preceded = {*inserted.before, *(each.name for each in earlier if inserted.name in each.after)}
-    low = max((place + 1 for place, stage in enumerate(stages) if stage.name in followed), default=0)
-    high = min((place for place, stage in enumerate(stages) if stage.name in preceded), default=len(stages))
-    if low > high:
-        one, other = listed(sorted(followed)), listed(sorted(preceded))
-        message = f"stage {inserted.name!r} cannot come after {one} and before {other}"
-        names = ", ".join(stage.name for stage in stages)
-        yield ConfigIssue((f"pipeline.insert.{number}",), message, f"the others run in the order {names}")
-    columns = set(_declared(Stage(inserted.name, inserted.stage)).inputs) - set(RESOURCES)
-    # Columns of the batch tell the place better than resources, which nearly every stage uses.
-    behind = [place + 1 for place, stage in enumerate(stages) if columns & set(_declared(stage).outputs)]
-    wanted = max(behind, default=low or high)
-    stages.insert(max(low, min(wanted, high)), Stage(inserted.name, inserted.stage))
-
-
-def _declared(stage: Stage) -> Stage:
-    """Return the stage with the columns that its function declares, if that is registered."""
-    return stage.declared() if stage.function in STAGES else stage
-
-
-def _settings(name: str, config: Config) -> Iterator[str]:
-    """Yield the settings that may have to be changed for a stage: those that added it, the section, the algorithm."""
-    changes = config.pipeline
-    yield from (f"pipeline.insert.{number}" for number, each in enumerate(changes.insert) if each.name == name)
-    if name in changes.replace:
-        yield f"pipeline.replace.{name}"
-    if changes.drop:
-        yield "pipeline.drop"
-    if changes.function is not None:
-        yield "pipeline.function"
-    yield from ("pipeline", "algorithm.name")

@@ -9,7 +9,8 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import rule
 from embodyrl.config.schema import Config
 from embodyrl.errors import UnknownNameError
-from embodyrl.pipelines.pipeline import PipelineError, build_pipeline
+from embodyrl.pipelines.build import build_pipeline
+from embodyrl.pipelines.pipeline import PipelineError
 from embodyrl.registry import ALGORITHMS
 
 

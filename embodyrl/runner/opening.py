@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from embodyrl.config import LoadedConfig
 from embodyrl.files import write_whole
-from embodyrl.pipelines.pipeline import build_pipeline
+from embodyrl.pipelines.build import build_pipeline
+from embodyrl.pipelines.chart import to_mermaid
 from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, blocks_of
 from embodyrl.placement.transport.line import Address
 from embodyrl.rollout.interventions import expert_of, shown_to_policy
@@ -90,7 +91,7 @@ def open_runner(
         transitions = None if demonstrations is None else open_transitions(config, demonstrations, rollouts)
         pipeline = build_pipeline(config)
         if place.is_first:
-            write_whole(directory.path / GRAPH_FILE, pipeline.to_mermaid())
+            write_whole(directory.path / GRAPH_FILE, to_mermaid(pipeline.stages))
         shown = open_sinks(loaded, directory, progress.iteration, host) if place.is_first else nullcontext(())
         sinks: Sequence[Sink] = stack.enter_context(shown)
         runner = Runner(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodyrl.algorithms.losses import sequence_numbers, token_weights
+from embodyrl.algorithms.aggregation import sequence_numbers, token_weights
 from embodyrl.config.schema import Aggregation
 
 LOSSES = torch.tensor([1.0, 2.0, 6.0, 4.0, 100.0])

@@ -6,18 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.aggregation import token_weights
 from embodyrl.algorithms.columns import LevelError
-from embodyrl.algorithms.losses import (
-    LossOutput,
-    cpgd,
-    decoupled_ppo,
-    gspo,
-    kl_divergence,
-    ppo,
-    proximal_logprobs,
-    token_weights,
-    value_loss,
-)
+from embodyrl.algorithms.losses import LossOutput, kl_divergence, ppo, value_loss
+from embodyrl.algorithms.variants import cpgd, decoupled_ppo, gspo, proximal_logprobs
 from embodyrl.config.schema import Aggregation, Excess, KLEstimator, Proximal
 
 

@@ -18,7 +18,8 @@ from demonstrations import write_numbered, write_pendulum
 from embodyrl.config import ConfigError, load_config
 from embodyrl.envs.manager import EnvManager
 from embodyrl.models.errors import PolicyError
-from embodyrl.pipelines.pipeline import Iteration, build_pipeline
+from embodyrl.pipelines.build import build_pipeline
+from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.runner.build import build_engine, build_method, open_demonstrations
 
 SMALL = [

@@ -18,7 +18,7 @@ import torch
 from engines import make_batch, make_engine, make_policy
 from learning import PPO
 
-from embodyrl.algorithms.losses import token_weights
+from embodyrl.algorithms.aggregation import token_weights
 from embodyrl.config.schema import Aggregation, Offload, OldLogprobs, ParallelBackend, ParallelConfig, Precision
 from embodyrl.data.layout import Batch
 from embodyrl.engine.distribution import full_state_dict, parallelize

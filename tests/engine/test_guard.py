@@ -10,8 +10,8 @@ from safetensors import safe_open
 
 from embodyrl.config.schema import GuardConfig
 from embodyrl.data.layout import Batch
+from embodyrl.engine.guard import NumericsError
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.optimizer import NumericsError
 from embodyrl.envs import Observation
 
 

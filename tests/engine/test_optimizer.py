@@ -9,7 +9,8 @@ from engines import make_batch, make_engine, weights
 from torch import nn
 
 from embodyrl.config.schema import LearningRate, OptimizerConfig
-from embodyrl.engine.optimizer import Optimizer, SmallAdamW
+from embodyrl.engine.adamw import SmallAdamW
+from embodyrl.engine.optimizer import Optimizer
 from embodyrl.errors import UserError
 from embodyrl.registry import OPTIMIZERS
 

@@ -17,7 +17,8 @@ from embodyrl.config.rules import replay_of
 from embodyrl.config.schema import InsertedStage, PipelineConfig
 from embodyrl.methods.iql.config import ImplicitConfig, IQLConfig
 from embodyrl.methods.on_policy.config import OnPolicyConfig
-from embodyrl.pipelines.pipeline import RESOURCES, build_pipeline, plain
+from embodyrl.pipelines.build import build_pipeline
+from embodyrl.pipelines.checks import RESOURCES, plain
 from embodyrl.registry import ALGORITHMS, STAGES
 
 SMALL = """\

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from embodyrl.errors import RunError
+from embodyrl.pipelines.chart import to_mermaid
 from embodyrl.pipelines.pipeline import Iteration, Pipeline, PipelineError, Stage, StageError, StageFunction
 from embodyrl.rollout.batch import BatchError
 from tests.pipelines.conftest import COLUMNS, B, K, begin
@@ -93,7 +94,7 @@ def test_mermaid_names_stages_functions_resources_and_columns() -> None:
         stage("learn", reads="rewards values?", changes="policy"),
         Stage("rest", lambda iteration: None),
     ]
-    assert Pipeline(stages).to_mermaid().splitlines() == [
+    assert to_mermaid(Pipeline(stages).stages).splitlines() == [
         "flowchart TD",
         '  rollout["<b>rollout</b><br/>nothing<br/>reads policy<br/>changes simulators"]',
         '  shape["<b>shape</b><br/>nothing"]',

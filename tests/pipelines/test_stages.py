@@ -20,16 +20,10 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import SINGLE_PROCESS
 from embodyrl.envs.manager import EnvManager
 from embodyrl.errors import UserError
+from embodyrl.methods.on_policy.embeddings import episode_embeddings
+from embodyrl.methods.on_policy.filtering import filter_groups, informative_groups
 from embodyrl.methods.on_policy.learner import OnPolicyLearner
-from embodyrl.methods.on_policy.stages import (
-    chunks_to_learn_from,
-    episode_embeddings,
-    estimate_advantages,
-    filter_groups,
-    informative_groups,
-    shape_rewards,
-    update,
-)
+from embodyrl.methods.on_policy.stages import chunks_to_learn_from, estimate_advantages, shape_rewards, update
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, REWARDS, Registry
 from embodyrl.rollout.batch import TrajectoryBatch

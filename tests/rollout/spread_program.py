@@ -14,7 +14,7 @@ from torch import Tensor
 from embodyrl.algorithms.options import EncodingRewardConfig
 from embodyrl.engine.exchange import Exchange
 from embodyrl.engine.parallel import Ranks, connected
-from embodyrl.methods.on_policy.stages import episode_embeddings
+from embodyrl.methods.on_policy.embeddings import episode_embeddings
 from embodyrl.pipelines.pipeline import Iteration, Pipeline, Stage
 from embodyrl.placement.ranks import RankInfo
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat, leaves

@@ -18,7 +18,7 @@ from known_numbers import make_collector
 
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import ModelConfig
-from embodyrl.engine.optimizer import NumericsError
+from embodyrl.engine.guard import NumericsError
 from embodyrl.models import build_policy
 from embodyrl.registry import SupportedModel
 from embodyrl.rollout.collector import Collector

@@ -27,7 +27,8 @@ from embodyrl.config.schema import (
 from embodyrl.envs.manager import EnvManager
 from embodyrl.methods.on_policy.config import OnPolicyConfig
 from embodyrl.models.mlp.options import MLPConfig
-from embodyrl.pipelines.pipeline import Iteration, build_pipeline
+from embodyrl.pipelines.build import build_pipeline
+from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.runner.build import build_method
 from embodyrl.runner.share import LocalEnvs, LocalRollouts
 

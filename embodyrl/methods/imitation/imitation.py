@@ -10,24 +10,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embodyrl.data.layout import Batch
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.minibatch import (
-    Columns,
-    Metrics,
-    action_weights,
-    mean_metrics,
-    observation_from,
-    rows,
-    to_columns,
-)
+from embodyrl.engine.minibatch import Columns, observation_from, rows, to_columns
 from embodyrl.engine.optimizer import Optimizer
+from embodyrl.engine.update_metrics import Metrics, mean_metrics
 from embodyrl.models.policy import ACTION_WEIGHTS, SAMPLE_WEIGHTS, Inputs, PolicyObservation, SoftPolicy
 from embodyrl.rollout.replay import Minibatch
 from embodyrl.tracking.clock import Phase
+
+
+def action_weights(batch: Batch) -> NDArray[np.float32]:
+    """Return the weights `[M, C]` of demonstrated actions: 0 for repeated ones, and a mean of 1 over the minibatch."""
+    if batch.repeated is None:
+        return np.ones(batch.actions.shape[:2], np.float32)
+    counts = ~batch.repeated
+    weights: NDArray[np.float32] = np.divide(counts, counts.mean(), dtype=np.float32)
+    return weights
 
 
 class Imitation:

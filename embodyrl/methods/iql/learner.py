@@ -28,8 +28,9 @@ from embodyrl.algorithms.off_policy import (
 )
 from embodyrl.config.schema import AlgorithmConfig
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.minibatch import Columns, Metrics
+from embodyrl.engine.minibatch import Columns
 from embodyrl.engine.optimizer import Optimizer
+from embodyrl.engine.update_metrics import Metrics
 from embodyrl.envs import SimulatorSpec
 from embodyrl.methods.imitation.imitation import Imitation
 from embodyrl.methods.iql.config import IQLConfig

@@ -15,32 +15,22 @@ import torch
 from torch import Tensor, nn
 
 from embodyrl.algorithms.columns import Bound, logprobs_at_level
-from embodyrl.algorithms.losses import (
-    LossOutput,
-    kl_divergence,
-    log_ratio,
-    proximal_logprobs,
-    require_entries,
-    value_loss,
-)
+from embodyrl.algorithms.losses import LossOutput, kl_divergence, log_ratio, require_entries, value_loss
 from embodyrl.algorithms.options import EncodingRewardConfig
+from embodyrl.algorithms.variants import proximal_logprobs
 from embodyrl.config.schema import AlgorithmConfig, OldLogprobs, Proximal
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.minibatch import (
     Columns,
     Drawn,
-    Step,
-    Total,
     draw_minibatches,
     length,
-    mean_kl,
-    metrics_of,
-    nothing_of,
     numbered,
     observation_from,
     rows,
     to_columns,
 )
+from embodyrl.engine.update_metrics import Step, Total, mean_kl, metrics_of, nothing_of
 from embodyrl.envs import SimulatorSpec
 from embodyrl.methods.learner import Learner
 from embodyrl.methods.on_policy.config import OnPolicyConfig
@@ -104,7 +94,7 @@ class OnPolicyLearner(Learner):
             batch: `[M]` chunks: observation columns, `task_index`, `trace`, `version`, `sequence` (number of the
                 episode that each belongs to), `executed` `[M, C]`, and with a critic `returns` and `old_values`. At the
                 level of `algorithm.logprob_level` (see `algorithms.columns`): `old_logprobs`, `advantages`, `valid`
-                (the entries that count), `weights` (see `algorithms.losses.token_weights`).
+                (the entries that count), `weights` (see `algorithms.aggregation.token_weights`).
             task_descriptions: those that the column `task_index` refers to.
 
         Returns:

@@ -6,7 +6,6 @@ Shapes: `K` chunks, `B` slots (with whole episodes: episodes), `C` actions of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,9 +13,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from embodyrl.algorithms.advantages import advantages_by, explained_variance, normalize
+from embodyrl.algorithms.aggregation import sequence_numbers, token_weights
 from embodyrl.algorithms.columns import (
-    Bound,
-    OutputError,
     chunk_rewards,
     expand_to_level,
     function_name,
@@ -24,101 +22,26 @@ from embodyrl.algorithms.columns import (
     in_time,
     logprobs_at_level,
     require_finite,
-    require_output,
     valid_at,
 )
-from embodyrl.algorithms.losses import sequence_numbers, token_weights
 from embodyrl.algorithms.options import EncodingRewardConfig
-from embodyrl.algorithms.rewards import groups_by, rewards_by
+from embodyrl.algorithms.rewards import rewards_by
 from embodyrl.config.schema import Bootstrap, DiscountPer, RewardLevel
-from embodyrl.engine.exchange import ADDRESS, Exchange
+from embodyrl.engine.exchange import ADDRESS
 from embodyrl.engine.large import APART
-from embodyrl.engine.parallel import Ranks
 from embodyrl.methods.on_policy.config import OnPolicyConfig
+from embodyrl.methods.on_policy.embeddings import episode_embeddings
 from embodyrl.methods.on_policy.learner import OnPolicyLearner
-from embodyrl.methods.stages import batch_of, collect, executed_in, free_simulators
+from embodyrl.methods.stages import batch_of, executed_in, free_simulators
 from embodyrl.pipelines.pipeline import Iteration
-from embodyrl.rollout.batch import TrajectoryBatch, concat, type_name
-from embodyrl.rollout.spread import bring_large, is_here, rows_here
+from embodyrl.rollout.batch import TrajectoryBatch
+from embodyrl.rollout.spread import bring_large
 
 
 def learner_of(iteration: Iteration) -> OnPolicyLearner:
     """Return the method of a run that learns from its newest rollout."""
     assert isinstance(iteration.learner, OnPolicyLearner), "its algorithm is registered with another learner"
     return iteration.learner
-
-
-def filter_groups(iteration: Iteration) -> None:
-    """Keep the groups that `algorithm.filter` finds worth learning from: dynamic sampling (Yu et al. 2025,
-    arXiv:2503.14476, section 3.2).
-
-    It collects again until there are as many groups as a rollout has, or `algorithm.max_collections` is reached, or
-    nothing is kept and no episode has succeeded: a policy that never succeeds would fail every further collection too.
-    Groups beyond what is needed wait for the next iteration.
-
-    Reads rewards, success, steps, valid; the batch has other slots afterwards, and `filter/` metrics count them.
-    """
-    config, learner, waiting = iteration.config, learner_of(iteration), iteration.collector.surplus
-    size, limit = config.rollout.group_size, learner.algorithm.max_collections
-    wanted, kept = config.env.num_envs * config.rollout.episodes_per_slot, [] if waiting is None else [waiting]
-    succeeded = False
-    while True:
-        collected = batch_of(iteration)
-        kept.append(informative_groups(collected, learner.filter, size))
-        succeeded = succeeded or bool((collected["success"] & executed_in(collected)).any())
-        slots = sum(batch.size[1] for batch in kept)
-        if not slots:
-            _warn_of_no_group(iteration, succeeded)
-        if slots >= wanted or len(iteration.rollouts) >= limit or not (slots or succeeded):
-            break
-        collect(iteration)
-    # Collections end after different numbers of chunks; the padding is invalid, so nothing is learned from it.
-    longest = max(batch.size[0] for batch in kept)
-    batch = concat([each.pad(longest, "K") for each in kept], "B")
-    iteration.batch, surplus = batch.split([min(wanted, batch.size[1]), max(batch.size[1] - wanted, 0)], "B")
-    iteration.collector.surplus = surplus if surplus.size[1] else None
-    iteration.collector.forget_batch(iteration.batch)
-    iteration.metrics |= {
-        "filter/collections": float(len(iteration.rollouts)),
-        "filter/groups_collected": float(len(iteration.rollouts) * wanted // size),
-        "filter/groups_kept": float(sum(each.size[1] for each in kept[-len(iteration.rollouts) :]) // size),
-        "filter/groups_learned": float(iteration.batch.size[1] // size),
-        "filter/groups_waiting": float(surplus.size[1] // size),
-    }
-
-
-def _warn_of_no_group(iteration: Iteration, succeeded: bool) -> None:
-    """Warn that the filter has kept no group so far; each kind of warning is shown once in a run."""
-    algorithm = learner_of(iteration).algorithm
-    settings, limit = algorithm.filter, algorithm.max_collections
-    if succeeded:
-        again = f"it collects up to {limit} times per iteration" if limit > 1 else "the iteration learns nothing"
-        return iteration.warn(
-            "filter_keeps_nothing",
-            f"algorithm.filter={settings.name} keeps no group of a collection, because the episodes of each end alike; "
-            f"{again}: choose other tasks, or a filter and reward that distinguish episodes "
-            f"(algorithm.filter.name=none, algorithm.reward=dense)",
-        )
-    iteration.warn(
-        "filter_without_success",
-        f"no episode succeeded, and algorithm.filter={settings.name} keeps no group: such an iteration stops after "
-        f"one collection and learns nothing. Start from a policy that sometimes succeeds (model.checkpoint), choose "
-        f"easier tasks, or learn from a reward that distinguishes failures (algorithm.filter.name=none, "
-        f"algorithm.reward=dense)",
-    )
-
-
-def informative_groups(batch: TrajectoryBatch, keeps: Bound[Tensor], size: int) -> TrajectoryBatch:
-    """Return the slots of the groups that a filter keeps; `size` slots are a group."""
-    executed = executed_in(batch)
-    outcomes = {
-        "success": (batch["success"] & executed).any(2).any(0),
-        # Summed in float64: rewards that come in another order must not make equal episodes differ.
-        "total_reward": (batch["rewards"].double() * executed).sum((0, 2)).float(),
-        "played": batch["valid"].any(0),
-    }
-    of_groups = {name: column.view(-1, size) for name, column in outcomes.items()}
-    return batch.take(torch.nonzero(groups_by(keeps, of_groups).repeat_interleave(size)).squeeze(1), "B")
 
 
 def shape_rewards(iteration: Iteration) -> None:
@@ -143,53 +66,6 @@ def shape_rewards(iteration: Iteration) -> None:
     shaped = (rewards - settings.time_penalty) * executed
     batch["shaped_rewards"] = shaped
     iteration.metrics["rollout/shaped_reward_per_step"] = float(shaped.sum() / executed.sum().clamp(min=1))
-
-
-def episode_embeddings(
-    batch: TrajectoryBatch, encode: Callable[..., Tensor], settings: EncodingRewardConfig, exchange: Exchange
-) -> Tensor:
-    """Return a vector for every slot's episode, `[B, E]`, from frames spread evenly over its chunks; 0 for an episode
-    that was lost. Where images lie with several ranks, each encodes the episodes that it has collected."""
-    embeddings: dict[int, Tensor] = {}
-    for slot in range(batch.size[1]):
-        decided = torch.nonzero(batch["valid"][:, slot]).squeeze(1)
-        if not len(decided) or not is_here(batch, exchange, int(decided[0]), slot):
-            continue
-        frames = decided[torch.linspace(0, len(decided) - 1, settings.frames).round().long()]
-        images = rows_here(batch, exchange, "images", frames, slot)
-        proprio = batch["proprio"][frames, slot] if "proprio" in batch else None
-        embeddings[slot] = _embedding(encode, encode(images, proprio, dim=settings.dim), embeddings)
-    return joined_embeddings(embeddings, batch.size[1], settings.dim, exchange.ranks)
-
-
-def _embedding(encode: Callable[..., Tensor], vector: object, others: Mapping[int, Tensor]) -> Tensor:
-    """Return the vector of an episode, after checking that it is one, as long as those before and finite."""
-    what = f"encoder {function_name(encode)} returned an embedding"
-    if not isinstance(vector, Tensor) or vector.dim() != 1:
-        found = f"of shape {tuple(vector.shape)}" if isinstance(vector, Tensor) else f"as {type(vector).__name__}"
-        raise OutputError(f"{what} {found}, expected a torch tensor [E]: return one vector for the episode")
-    like = next(iter(others.values()), vector)
-    require_output(what, vector, like, "as many numbers for every episode")
-    require_finite(what, vector, torch.ones_like(vector, dtype=torch.bool), {})
-    return vector
-
-
-def joined_embeddings(own: Mapping[int, Tensor], slots: int, usual: int, ranks: Ranks) -> Tensor:
-    """Return the vectors of all slots `[B, E]`, of which each rank has its own; 0 where none has one.
-
-    Args:
-        own: by slot.
-        slots: `B`.
-        usual: `E` if there is no vector.
-        ranks: those of the run.
-    """
-    example = next(iter(own.values()), None)
-    known = ranks.gather_values(None if example is None else [len(example), type_name(example.dtype)])
-    size, kind = next((each for each in known if each is not None), (usual, "float32"))
-    found = torch.zeros(slots, size, dtype=getattr(torch, kind))
-    for slot, vector in own.items():
-        found[slot] = vector
-    return ranks.sum(found) if ranks.size > 1 else found
 
 
 def estimate_advantages(iteration: Iteration) -> None:
@@ -300,7 +176,7 @@ def chunks_to_learn_from(batch: TrajectoryBatch, settings: OnPolicyConfig, num_c
     for name, column in columns.items():
         chunks[name] = column.flatten(0, 1)
     chunks = chunks[taken]
-    # Weights are made over the whole batch, before it is cut into minibatches (see `algorithms.losses`).
+    # Weights are made over the whole batch, before it is cut into minibatches (see `algorithms.aggregation`).
     longest = num_chunks * int(chunks["valid"][0].numel()) if len(taken) else 1
     chunks["weights"] = token_weights(chunks["valid"], chunks["sequence"], settings.aggregation, longest)
     return chunks

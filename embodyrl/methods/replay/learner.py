@@ -22,8 +22,9 @@ from embodyrl.algorithms.rewards import rewards_by
 from embodyrl.algorithms.shifts import draw_shifts, shifted
 from embodyrl.config.schema import AlgorithmConfig, DiscountPer
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.minibatch import Columns, Metrics
+from embodyrl.engine.minibatch import Columns
 from embodyrl.engine.optimizer import Optimizer
+from embodyrl.engine.update_metrics import Metrics
 from embodyrl.envs import SimulatorSpec
 from embodyrl.methods.learner import Learner
 from embodyrl.methods.replay.config import CriticizedAlgorithmConfig, ReplayAlgorithmConfig

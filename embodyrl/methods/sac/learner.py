@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from embodyrl.algorithms.off_policy import actor_losses, critic_losses, soft_targets, temperature_losses
 from embodyrl.config.schema import AlgorithmConfig
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.minibatch import Metrics
 from embodyrl.engine.optimizer import Optimizer
+from embodyrl.engine.update_metrics import Metrics
 from embodyrl.envs import SimulatorSpec
 from embodyrl.methods.replay.learner import CriticLearner, EncodedMinibatch, restore_stream
 from embodyrl.methods.sac.config import SACConfig, largest_entropy, usual_target_entropy

@@ -19,7 +19,7 @@ from torch import Tensor
 from embodyrl.algorithms.off_policy import agreed_values, critic_losses, implicit_targets
 from embodyrl.config.schema import AlgorithmConfig, Config
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.minibatch import Metrics
+from embodyrl.engine.update_metrics import Metrics
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import unit_range
 from embodyrl.methods.replay.learner import CriticLearner, EncodedMinibatch, restore_stream
