@@ -29,7 +29,7 @@ def learn_alone(loaded: LoadedConfig, directory: RunDir, host: ProgramInfo) -> N
     """
     from embodyrl.methods.learner import alone_class
     from embodyrl.runner.build import SpecOnly, build_engine
-    from embodyrl.runner.runner import is_due
+    from embodyrl.runner.checkpointing import is_due
 
     def build(config: Config, spec: SimulatorSpec) -> HybridEngine:
         return build_engine(config, SpecOnly(spec), weights=None, folder=directory.path)

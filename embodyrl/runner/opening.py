@@ -79,6 +79,7 @@ def open_runner(
             else collocated(loaded, directory, weights, place, ranks, simulators)
         )
 
+        from embodyrl.runner.context import RunContext
         from embodyrl.runner.runner import Runner
         from embodyrl.runner.state import Progress, TrainerState
 
@@ -94,27 +95,31 @@ def open_runner(
             write_whole(directory.path / GRAPH_FILE, to_mermaid(pipeline.stages))
         shown = open_sinks(loaded, directory, progress.iteration, host) if place.is_first else nullcontext(())
         sinks: Sequence[Sink] = stack.enter_context(shown)
-        runner = Runner(
+        replay = open_replay(config, rollouts, engine, directory.path)
+        context = RunContext(
             loaded,
             directory,
             rollouts=rollouts,
             learner=learner,
-            pipeline=pipeline,
-            demonstrations=demonstrations,
-            transitions=transitions,
-            replay=open_replay(config, rollouts, engine, directory.path),
             sinks=sinks,
             progress=progress,
             started=started,
+            replay=replay,
+        )
+        runner = Runner(
+            context,
+            pipeline,
+            demonstrations=demonstrations,
+            transitions=transitions,
             callbacks=host.callbacks,
             leave=host.leave,
         )
-        if runner.replay is not None:
-            runner.message(f"replay: {runner.replay.describe()}")
+        if replay is not None:
+            context.message(f"replay: {replay.describe()}")
         if transitions is not None:
-            runner.message(f"demonstrations: {transitions.describe()}")
+            context.message(f"demonstrations: {transitions.describe()}")
         if saved is not None and state is not None:
-            runner.restore(state, saved, with_replay=with_replay)
+            runner.checkpoints.restore(state, saved, with_replay=with_replay)
         yield runner
 
 

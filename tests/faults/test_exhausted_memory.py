@@ -18,7 +18,7 @@ from embodyrl.cli import train
 from embodyrl.config import load_config
 from embodyrl.errors import shell_command
 from embodyrl.runner.checkpoint import find
-from embodyrl.runner.runner import less_memory
+from embodyrl.runner.memory import less_memory
 
 pytestmark = pytest.mark.faults
 
