@@ -38,7 +38,6 @@ from embodyrl.engine.optimizer import Optimizer
 from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, is_sharded
 from embodyrl.engine.reference import reference_of
 from embodyrl.envs import Observation
-from embodyrl.models.flow.steering import SteeredPolicy
 from embodyrl.models.policy import ActOutput, Inputs, Policy, PolicyObservation, SoftPolicy
 from embodyrl.placement.ranks import shards_of
 from embodyrl.tracking.clock import Clock, Phase
@@ -62,7 +61,7 @@ class HybridEngine:
         iterations: length of the run, for the learning-rate schedule.
         seed: the run's seed.
         reference: keep the policy that the run began with, to be compared with.
-        apart: parameters of the policy that its optimiser leaves to others.
+        excluded: parameters of the policy that its optimiser leaves to others.
         saved: folder of a saved policy (`lora.save_policy`) to continue from; the reference policy stays the given one.
         ranks: those of the run; each has an engine for its share of minibatches.
         blocks: those that this process decides for.
@@ -79,7 +78,7 @@ class HybridEngine:
         iterations: int,
         seed: int,
         reference: bool = False,
-        apart: Collection[nn.Parameter] = (),
+        excluded: Collection[nn.Parameter] = (),
         saved: Path | None = None,
         folder: Path | None = None,
         ranks: Ranks = SINGLE_PROCESS,
@@ -130,7 +129,7 @@ class HybridEngine:
         """Context of forward passes."""
         if self.precision is not torch.float32:
             cast_once(policy)
-        others = set(apart)
+        others = set(excluded)
         self.optimizer = Optimizer(
             (parameter for parameter in policy.parameters() if parameter not in others),
             config.optimizer,
@@ -210,18 +209,12 @@ class HybridEngine:
         with self.rollout_mode(), torch.inference_mode(), self.computing:
             return self.policy.act(inputs, "eval", None)
 
-    @property
-    def keeps_features(self) -> bool:
-        """Whether replays keep features of observations, not observations."""
-        return isinstance(self.policy, SteeredPolicy)
-
-    def look(self, observation: Observation) -> Tensor:
-        """Return the features of observations on the CPU; see `SteeredPolicy.look`."""
-        assert isinstance(self.policy, SteeredPolicy), "see keeps_features"
+    def stored_features(self, observation: Observation) -> Tensor:
+        """Return the features of observations that a replay keeps, on the CPU; see `Policy.keeps_features`."""
         with self.rollout_mode(), self.clock.measure(Phase.infer), torch.inference_mode():
             inputs = self.prepare(PolicyObservation.of(observation))
             with self.computing:
-                return self.policy.look(inputs).cpu()
+                return self.policy.stored_features(inputs).cpu()
 
     def actions_of(self, decision: ActOutput) -> NDArray[np.float32]:
         """Return the actions `[B, C, D]` of a decision on the CPU, for simulators.

@@ -421,8 +421,8 @@ class SlotSimulator(ABC):
             if len(actions):
                 self._run(seat, actions, np.empty(len(actions), np.float32), np.empty(len(actions), np.bool_))
         self._look(seat)
-        comes_back = (seat.steps, seat.over, _fingerprint(seat)) == (header["steps"], header["over"], header["check"])
-        if not comes_back:
+        is_exact = (seat.steps, seat.over, _fingerprint(seat)) == (header["steps"], header["over"], header["check"])
+        if not is_exact:
             warnings.warn(
                 f"{seat.where()}: the restored episode is not bit for bit the one that was saved, which is lost (a "
                 f"reset or step that depends on more than the episode? another processor, or other versions of the "
@@ -430,7 +430,7 @@ class SlotSimulator(ABC):
                 RestoreMismatchWarning,
                 stacklevel=3,
             )
-        return comes_back
+        return is_exact
 
     def _restore_snapshot(self, seat: _Seat, episode: EpisodeSpec, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore the snapshot in `seat`'s environment."""

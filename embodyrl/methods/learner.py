@@ -60,7 +60,7 @@ class Learner:
         return self.engine.ranks
 
     @classmethod
-    def apart(cls, policy: Policy, algorithm: AlgorithmConfig) -> Sequence[nn.Parameter]:
+    def own_parameters(cls, policy: Policy, algorithm: AlgorithmConfig) -> Sequence[nn.Parameter]:
         """Return the parameters of a policy that the method steps by an optimiser of its own."""
         return ()
 
@@ -214,6 +214,6 @@ def build_learner(
         PolicyError: the policy cannot learn so.
     """
     kind = learner_class(algorithm)
-    apart = kind.apart(policy, algorithm)
-    engine = HybridEngine(policy, config=config, iterations=iterations, seed=seed, apart=apart, **options)
+    excluded = kind.own_parameters(policy, algorithm)
+    engine = HybridEngine(policy, config=config, iterations=iterations, seed=seed, excluded=excluded, **options)
     return kind(engine, algorithm, simulator)

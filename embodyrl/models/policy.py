@@ -156,6 +156,8 @@ class Policy(nn.Module, ABC):
     spec: PolicySpec
     acts_on_device: bool = False
     """True if `act` neither waits for a GPU nor copies from or to the CPU, so that it can be a CUDA graph."""
+    keeps_features: bool = False
+    """Whether replays keep `stored_features` of observations, not observations."""
     reads_on_host: frozenset[str] = frozenset()
     """Parts of observations, `images` or `proprio`, that `preprocess` reads on the CPU; they stay there in learning."""
 
@@ -285,6 +287,10 @@ class Policy(nn.Module, ABC):
         Called once after each update, so that rollout and training of an iteration use the same normalisation.
         """
 
+    def stored_features(self, inputs: Inputs) -> Tensor:
+        """Return the features of observations that a replay keeps, `[B, F]`, if the policy `keeps_features`."""
+        raise NotImplementedError("only policies that keep features have them")
+
     @property
     def keeps_statistics(self) -> bool:
         """True if the class overrides `update_statistics`; if not, preprocessing a whole batch for it is skipped."""
@@ -357,7 +363,7 @@ class SoftPolicy(Policy):
         (Yarats et al. 2021, arXiv:2107.09645). The default: none."""
         return []
 
-    def recall(self, stored: Inputs) -> Tensor:
+    def encode_stored(self, stored: Inputs) -> Tensor:
         """Return what the critics see of observations in a replay, float32 `[B, F]`; `stored` has their columns, on the
         policy's device."""
         descriptions = [""] * len(next(iter(stored.values())))

@@ -406,8 +406,8 @@ class Collector:
         """Return the observations that are in no row of the batch, or their features if the policy keeps these; None if
         there are none."""
         found = _following(collected)
-        if found is not None and self.engine.keeps_features:
-            found.features = self._in_blocks(found.observation, found.slots, self.engine.look).numpy()
+        if found is not None and self.engine.policy.keeps_features:
+            found.features = self._in_blocks(found.observation, found.slots, self.engine.stored_features).numpy()
         return found
 
     def state_dict(self) -> dict[str, Any]:

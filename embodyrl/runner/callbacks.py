@@ -294,7 +294,7 @@ class SimulatorHealth:
         """Report once that slots are not restored bit for bit."""
         slots = news.mismatches
         self._progress.restore_mismatches += len(slots)
-        if slots and self._progress.comes_back:
+        if slots and self._progress.restores_exactly:
             # A mismatch that another version explains is no fault of the simulator, so the next one is reported too.
             why = (
                 f"They were saved with other simulators: {changed}"
@@ -307,7 +307,7 @@ class SimulatorHealth:
                 f"warning: simulator {self._name!r} did not restore its saved states bit for bit in {len(slots)} envs "
                 f"({_some(slots)}). Their episodes are invalid: nothing is learned from them. " + why
             )
-            self._progress.comes_back = bool(changed)
+            self._progress.restores_exactly = bool(changed)
         count = self._progress.restore_mismatches
         return {"env/restore_mismatches": float(count)} if count else {}
 

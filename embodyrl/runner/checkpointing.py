@@ -193,7 +193,7 @@ class Checkpoints:
         changed = "; ".join(changes(state.counters.get("simulator", {}), self._versions))
         if changed:
             self.message(f"simulators have changed since the checkpoint was saved: {changed}")
-            self.progress.comes_back = True  # the new version has not failed to restore anything yet
+            self.progress.restores_exactly = True  # the new version has not failed to restore anything yet
         self._simulators.report(changed)
 
     def _restore_replay(self, replay: Replay, state: ReplayState | None, checkpoint: Path) -> None:

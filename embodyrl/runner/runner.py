@@ -157,7 +157,7 @@ class Runner:
         Raises:
             RunError: they do not; the run is saved.
         """
-        if self.progress.comes_back or not self.config.env.offload:
+        if self.progress.restores_exactly or not self.config.env.offload:
             return
         if not self.checkpoints.is_saved:
             self._save()

@@ -50,8 +50,10 @@ SIMULATORS = "simulators"
 SURPLUS = "surplus.safetensors"
 WAITING = "waiting"
 TENSORS, STRUCTURE = ".safetensors", ".json"
-ADDED: dict[str, Any] = {"restore_mismatches": 0, "comes_back": True, "imitated": 0, "newest": {}}
+ADDED: dict[str, Any] = {"restore_mismatches": 0, "restores_exactly": True, "imitated": 0, "newest": {}}
 """Counters that the first checkpoints of this format lack, with the values that they get."""
+FORMER = {"comes_back": "restores_exactly"}
+"""Names of counters in earlier checkpoints."""
 
 
 @dataclass(kw_only=True)
@@ -71,7 +73,7 @@ class Progress:
     """Simulator processes that died and were replaced."""
     restore_mismatches: int = 0
     """Number of times that a slot was not restored bit for bit from its saved state."""
-    comes_back: bool = True
+    restores_exactly: bool = True
     """False once a slot was not restored bit for bit; mismatches that another version of the simulator explains do not
     count."""
     imitated: int = 0
@@ -90,7 +92,7 @@ class Progress:
         """
         found = state.counters.get("progress")
         if isinstance(found, dict):
-            found = ADDED | found
+            found = ADDED | {FORMER.get(name, name): value for name, value in found.items()}
         check_alike(found, vars(cls()), "the checkpoint's progress")
         progress = cls(**found)  # type: ignore[arg-type]
         if not _are_episodes(progress.newest):

@@ -222,15 +222,15 @@ def test_critics_see_state_images_and_task() -> None:
     assert onlooker.scaling is not None and not onlooker.scaling.count
     onlooker.update_statistics({"proprio": torch.randn(50, S) * 3.0 + 1.0})
     assert onlooker.scaling.count == 50
-    seen = onlooker.recall(stored)
+    seen = onlooker.encode_stored(stored)
     assert seen.shape == (4, onlooker.feature_dim) == (4, CODE_SIZE + S + EYE.image_features)
     codes = seen[:, :CODE_SIZE]
     assert torch.equal(codes[0], codes[1]) and not torch.equal(codes[1], codes[2])
     for name in ("proprio", "images"):
-        assert not torch.equal(onlooker.recall(stored | {name: stored[name].flip(0)}), seen), name
+        assert not torch.equal(onlooker.encode_stored(stored | {name: stored[name].flip(0)}), seen), name
     # Another order of the descriptions, as in another dataset, changes nothing.
     onlooker.task_descriptions = TEXTS[::-1]
-    assert torch.equal(onlooker.recall(stored | {"task_index": torch.tensor([1, 1, 0, 0])}), seen)
+    assert torch.equal(onlooker.encode_stored(stored | {"task_index": torch.tensor([1, 1, 0, 0])}), seen)
     # Large images are made smaller, so that their encoder is that of small ones.
     small = CriticEncoder(spec_of({"name": "pi0"}, image=LARGEST_SIDE), chunk_size=1, seed=3)
     assert [each.shape for each in small.parameters()] == [each.shape for each in onlooker.parameters()]

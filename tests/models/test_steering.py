@@ -164,9 +164,9 @@ def test_what_is_stored_is_what_was_acted_by_and_tells_observations_apart(saved:
     inputs = inputs_of(policy)
     stored = policy.act(inputs, "train", generator()).trace["features"]
     assert stored.dtype is torch.float16 and stored.shape == (3, policy.feature_dim)
-    assert torch.equal(stored, policy.look(inputs))
-    assert torch.equal(policy.recall({"features": stored}), policy.encode(inputs))
-    other = policy.look(inputs_of(policy, seed=1))
+    assert torch.equal(stored, policy.stored_features(inputs))
+    assert torch.equal(policy.encode_stored({"features": stored}), policy.encode(inputs))
+    other = policy.stored_features(inputs_of(policy, seed=1))
     assert not torch.equal(other, stored) and bool((stored[0] != stored[1]).any())
     # The velocity at zero noise is part of it.
     velocity = policy.base.decide(

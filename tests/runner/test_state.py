@@ -56,6 +56,13 @@ def test_counters_of_older_checkpoints_are_those_of_a_run_in_which_nothing_was_c
     assert Progress.of(state) == Progress(iteration=3)
 
 
+def test_a_counter_that_had_another_name_is_the_same_one() -> None:
+    named = vars(Progress(restores_exactly=False))
+    older = {"comes_back" if name == "restores_exactly" else name: value for name, value in named.items()}
+    state = TrainerState(counters={"progress": older}, engine={}, simulators=[])
+    assert not Progress.of(state).restores_exactly
+
+
 def test_means_are_over_the_newest_episodes_or_all_of_a_larger_rollout() -> None:
     def ended(count: int, reward: float, success: bool | None) -> list[FinishedEpisode]:
         return [FinishedEpisode(slot=0, total_reward=reward, length=9, success=success) for _ in range(count)]

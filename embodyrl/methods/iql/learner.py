@@ -62,7 +62,7 @@ class ImplicitQ(CriticLearner):
         """Makes steps of the policy's supervised loss, where critics do not see what the policy sees."""
         start = torch.Generator().manual_seed(derive_seed(engine.seed, "values"))
         single = dataclasses.replace(settings.critics, count=1, subset=1)
-        self.values = Critics(self.eyes.feature_dim, single, start).to(self.device)
+        self.values = Critics(self.observation_encoder.feature_dim, single, start).to(self.device)
         """One network, of states alone."""
         config = engine.config.optimizer
         of_values = dataclasses.replace(config, lr=config.critic_lr or config.lr, critic_lr=None)
@@ -150,7 +150,7 @@ class ImplicitQ(CriticLearner):
         if seen.labels is None or seen.labelled is None:
             return executed, worth
         wanted = torch.where(seen.labelled[:, None, None], seen.labels, executed)
-        every = self.targets(seen.features, self.eyes.to_unit(wanted), None)
+        every = self.targets(seen.features, self.observation_encoder.to_unit(wanted), None)
         of_labels = agreed_values(every, self.settings.critics.actor_uses)
         return wanted, torch.where(seen.labelled, of_labels, worth)
 

@@ -69,7 +69,7 @@ class CriticEncoder(nn.Module):
         self.register_buffer("centre", torch.from_numpy(centre), persistent=False)
         self.register_buffer("half_width", torch.from_numpy(half_width), persistent=False)
 
-    def recall(self, stored: Inputs) -> Tensor:
+    def encode_stored(self, stored: Inputs) -> Tensor:
         """Return the features `[M, F]` of observations: `proprio [M, S]`, `images [M, V, H, W, 3]`, `task_index [M]`;
         differentiable in `encoder_parameters`."""
         seen = [self._codes(stored["task_index"])]

@@ -159,14 +159,14 @@ class CriticLearner(ReplayLearner):
         self.critic_encoder = None if critic_encoder is None else critic_encoder.to(device)
         """What the critics see with, where the policy shows them nothing."""
         self.statistics = Statistics(engine, [engine.policy, *([] if critic_encoder is None else [critic_encoder])])
-        self.size = self.eyes.decision_size
+        self.size = self.observation_encoder.decision_size
         # On the CPU, so that critics start alike on all devices.
         start = torch.Generator().manual_seed(derive_seed(seed, "critics"))
-        self.critics = Critics(self.eyes.feature_dim + self.size, critics, start).to(device)
+        self.critics = Critics(self.observation_encoder.feature_dim + self.size, critics, start).to(device)
         # Targets come from slow copies: critics that chase their own newest values diverge (Lillicrap et al. 2016,
         # arXiv:1509.02971, section 3).
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
-        encoder = self.eyes.encoder_parameters()
+        encoder = self.observation_encoder.encoder_parameters()
         of_critics = dataclasses.replace(config, lr=config.critic_lr or config.lr, critic_lr=None)
         learned = [*self.critics.parameters(), *encoder]
         self.optimizers = {
@@ -183,7 +183,7 @@ class CriticLearner(ReplayLearner):
         """Largest return of a decision that was ever learned from, without its sign."""
 
     @classmethod
-    def apart(cls, policy: Policy, algorithm: AlgorithmConfig) -> Sequence[nn.Parameter]:
+    def own_parameters(cls, policy: Policy, algorithm: AlgorithmConfig) -> Sequence[nn.Parameter]:
         """See `Learner`: the encoder of a policy that shows critics what it sees learns with them."""
         return policy.encoder_parameters() if shows_critics(policy) else ()
 
@@ -232,15 +232,15 @@ class CriticLearner(ReplayLearner):
         """See `Learner`: critics with weights, those of the slow copies, gradients and two moments; what they see with
         has no slow copy."""
         assert isinstance(algorithm, CriticizedAlgorithmConfig), "its registration says so"
-        eyes: Any = policy
+        seeing: Any = policy
         own = 0
         if not shows_critics(policy) and (encoder := cls.encoder_for(policy, simulator, seed)) is not None:
-            eyes, own = encoder, sum(each.numel() for each in encoder.parameters())
-        weights = critic_weights(eyes.feature_dim + eyes.decision_size, algorithm.off_policy.critics)
+            seeing, own = encoder, sum(each.numel() for each in encoder.parameters())
+        weights = critic_weights(seeing.feature_dim + seeing.decision_size, algorithm.off_policy.critics)
         return {"critics": 4 * (5 * weights + 4 * own)}
 
     @property
-    def eyes(self) -> SoftPolicy | CriticEncoder:
+    def observation_encoder(self) -> SoftPolicy | CriticEncoder:
         """What the critics see with."""
         if self.critic_encoder is not None:
             return self.critic_encoder
@@ -314,7 +314,7 @@ class CriticLearner(ReplayLearner):
             features=encoded.detach(),
             encoded=encoded,
             following=following,
-            actions=self.eyes.to_unit(columns[self.eyes.decided]),
+            actions=self.observation_encoder.to_unit(columns[self.observation_encoder.decided]),
             returns=decision_returns(shaped.float(), **discounts),
             factors=following_factors(
                 columns["steps"],
@@ -343,7 +343,7 @@ class CriticLearner(ReplayLearner):
         seen = {name: columns[f"{prefix}{name}"] for name in followed}
         if self.critic_encoder is not None:
             seen["task_index"] = columns["task_index"]
-        return (of or self.eyes).recall(seen)
+        return (of or self.observation_encoder).encode_stored(seen)
 
     def _subset(self) -> Tensor | None:
         """Draw the critics of a target, none twice; None: all of them count."""

@@ -86,6 +86,7 @@ class SteeredPolicy(SoftPolicy):
     decided = NOISE
     scaled = FEATURES
     trace_holds_images = True
+    keeps_features = True
 
     def __init__(self, base: FlowPolicy, config: SteeringConfig) -> None:
         super().__init__(config, None, base.spec.chunk_size)  # type: ignore[arg-type]
@@ -180,13 +181,13 @@ class SteeredPolicy(SoftPolicy):
     def encode(self, inputs: Inputs) -> Tensor:
         """See `SoftPolicy`; runs the flow policy's network up to the first step of denoising, unless features are among
         the inputs."""
-        return self.recall(inputs if FEATURES in inputs else {FEATURES: self.look(inputs)})
+        return self.encode_stored(inputs if FEATURES in inputs else {FEATURES: self.stored_features(inputs)})
 
-    def look(self, inputs: Inputs) -> Tensor:
+    def stored_features(self, inputs: Inputs) -> Tensor:
         """Return the features of observations as they are stored, float16 `[B, F]`."""
         return self._look(self.base.condition(inputs), inputs)
 
-    def recall(self, stored: Inputs) -> Tensor:
+    def encode_stored(self, stored: Inputs) -> Tensor:
         """See `SoftPolicy`."""
         seen: Tensor = self.steering.normalizer(stored[FEATURES].float())
         return seen
