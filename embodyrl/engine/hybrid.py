@@ -31,8 +31,7 @@ from embodyrl.engine.exchange import Exchange
 from embodyrl.engine.graphs import CudaGraph, Graphs
 from embodyrl.engine.guard import Guard, NumericsError, explain_actions
 from embodyrl.engine.lora import add_adapters, cast_once, load_weights_into
-from embodyrl.engine.microbatches import MicroBatches
-from embodyrl.engine.minibatch import ON_HOST, Columns
+from embodyrl.engine.minibatch import ON_HOST, Columns, MicroBatches
 from embodyrl.engine.offload import EngineOffload
 from embodyrl.engine.optimizer import Optimizer
 from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, is_sharded

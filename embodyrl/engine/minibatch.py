@@ -8,14 +8,17 @@ Shapes: `M` chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from embodyrl.engine.exchange import ADDRESS
+from embodyrl.engine.exchange import ADDRESS, Exchange
+from embodyrl.engine.large import LEARNED_FROM
 from embodyrl.models.policy import PolicyObservation
+from embodyrl.tracking.clock import Clock, Phase
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -104,3 +107,129 @@ def draw_minibatches(
         # The share counts units, not rows: episodes differ in length, and `token_weights` has weighed their rows.
         index = torch.nonzero(torch.isin(unit, chosen)).squeeze(1) if whole else chosen
         yield index, len(chosen) / units
+
+
+def nested(leaves: Mapping[str, Tensor]) -> Columns:
+    """Return columns of which some are called `trace/sample` as dictionaries of columns."""
+    columns: Columns = {}
+    for name, column in leaves.items():
+        outer, _, inner = name.partition("/")
+        columns[outer] = columns.get(outer, {}) | {inner: column} if inner else column
+    return columns
+
+
+def merged(one: Columns, other: Columns) -> Columns:
+    """Return the columns of both, nested ones too."""
+    both = {name: one[name] | other[name] for name in one.keys() & other.keys() if isinstance(one[name], dict)}
+    return one | other | both
+
+
+def absent(names: Iterable[str], columns: Columns) -> list[str]:
+    """Return the names of columns, nested ones too, that are not among these."""
+    there = {name for name, column in columns.items() if not isinstance(column, dict)}
+    there |= {f"{name}/{inner}" for name, column in columns.items() if isinstance(column, dict) for inner in column}
+    return [name for name in names if name not in there]
+
+
+def split_minibatch(minibatch: Columns, size: int | None, whole: bool) -> Iterator[Columns]:
+    """Yield the micro-batches of a minibatch, in its order.
+
+    Args:
+        minibatch: its columns.
+        size: chunks in a micro-batch at most; None: all.
+        whole: do not cut episodes; one that is longer than `size` is a micro-batch of its own.
+    """
+    if size is None or size >= length(minibatch):
+        yield minibatch
+    elif not whole:
+        for start in range(0, length(minibatch), size):
+            yield rows(minibatch, slice(start, start + size))
+    else:
+        _, member, lengths = torch.unique(minibatch["sequence"].cpu(), return_inverse=True, return_counts=True)
+        for episodes in pack(lengths.tolist(), size):
+            yield rows(minibatch, torch.nonzero(torch.isin(member, torch.tensor(episodes))).squeeze(1))
+
+
+def pack(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Yield the numbers of the episodes of each micro-batch: as many as fit, in their order.
+
+    Args:
+        lengths: chunks of each episode.
+        size: chunks of a micro-batch at most.
+    """
+    taken: list[int] = []
+    used = 0
+    for number, steps in enumerate(lengths):
+        if taken and used + steps > size:
+            yield taken
+            taken, used = [], 0
+        taken.append(number)
+        used += steps
+    if taken:
+        yield taken
+
+
+class MicroBatches:
+    """Cuts minibatches into parts that fit into memory, and brings large columns of other ranks to those who need them.
+
+    Args:
+        exchange: of large columns; knows the ranks.
+        clock: waiting for other ranks counts as `sync`.
+        device: of the columns.
+        on_host: columns that stay on the CPU.
+        size: most chunks of a part; None: a minibatch is one part.
+    """
+
+    def __init__(
+        self, exchange: Exchange, clock: Clock, device: torch.device, on_host: frozenset[str], size: int | None
+    ) -> None:
+        self._exchange, self._ranks, self._clock = exchange, exchange.ranks, clock
+        self._device, self._on_host = device, on_host
+        self.size = size
+
+    def of(self, minibatch: Columns, *, whole: bool, most: int | None = None) -> Iterator[tuple[Columns, bool]]:
+        """Yield this rank's parts of a minibatch, and whether each counts; see `Ranks.scatter`.
+
+        Args:
+            minibatch: its columns `[M, ...]`, the same on all ranks.
+            whole: do not cut episodes.
+            most: most chunks of a part where no `size` is set.
+        """
+        size = self._ranks.part_size(length(minibatch), self.size or most)
+        parts = list(split_minibatch(minibatch, size, whole))
+        if ADDRESS not in minibatch:
+            yield from self._ranks.scatter(parts)
+            return
+        # Large columns come for several parts at a time, at most a minibatch: each exchange waits for the slowest rank.
+        dealt = [
+            # Of a part that does not count, a row is enough.
+            [(part if counts else rows(part, slice(0, 1)), counts) for part, counts in self._ranks.scatter(parts, rank)]
+            for rank in range(self._ranks.size)
+        ]
+        at_once = math.ceil((most or length(minibatch)) / (size * self._ranks.size))
+        for start in range(0, len(dealt[0]), at_once):
+            yield from self._fetched([each[start : start + at_once] for each in dealt])
+
+    def fetches(self, columns: Columns, name: str) -> bool:
+        """Return whether a column lies with the ranks that collected it."""
+        return ADDRESS in columns and name in self._exchange.names
+
+    def whole(self, columns: Columns) -> Columns:
+        """Return the columns of a batch with the large ones, on every rank."""
+        if "inputs" in columns or ADDRESS not in columns:
+            return columns
+        return next(self._fetched([[(columns, True)]] * self._ranks.size))[0]
+
+    def _fetched(self, dealt: Sequence[Sequence[tuple[Columns, bool]]]) -> Iterator[tuple[Columns, bool]]:
+        """Yield this rank's parts with their large columns, given the parts of every rank."""
+        own = dealt[self._ranks.rank]
+        learned = (name for name in self._exchange.names if name.partition("/")[0] in LEARNED_FROM)
+        names = absent(learned, own[0][0])
+        addresses = [torch.cat([part[ADDRESS] for part, _ in parts]) for parts in dealt]
+        with self._clock.measure(Phase.sync):
+            fetched = self._exchange.fetch(addresses, names)
+        end = 0
+        for part, counts in own:
+            start, end = end, end + length(part)
+            large = nested({name: column[start:end] for name, column in fetched.items()})
+            yield merged(part, to_columns(large, self._device, self._on_host)), counts

@@ -7,7 +7,7 @@ Shapes: `M` chunks of a minibatch, `C` actions of a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -18,14 +18,13 @@ from embodyrl.algorithms.columns import Bound, logprobs_at_level
 from embodyrl.algorithms.losses import LossOutput, kl_divergence, log_ratio, require_entries, value_loss
 from embodyrl.algorithms.options import EncodingRewardConfig
 from embodyrl.algorithms.variants import proximal_logprobs
-from embodyrl.config.schema import AlgorithmConfig, OldLogprobs, Proximal
+from embodyrl.config.schema import AlgorithmConfig
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.minibatch import (
     Columns,
     Drawn,
     draw_minibatches,
     length,
-    numbered,
     observation_from,
     rows,
     to_columns,
@@ -34,6 +33,7 @@ from embodyrl.engine.update_metrics import Step, Total, mean_kl, metrics_of, not
 from embodyrl.envs import SimulatorSpec
 from embodyrl.methods.learner import Learner
 from embodyrl.methods.on_policy.config import OnPolicyConfig
+from embodyrl.methods.on_policy.scoring import add_logprobs
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, LOSSES
 from embodyrl.screen import task
@@ -68,7 +68,8 @@ class OnPolicyLearner(Learner):
         )
         """Estimates advantages and returns, `[K, B]`, or `[K*C, B]` with `algorithm.reward_level: action`."""
         self.loss: Bound[LossOutput] = Bound(LOSSES.load(algorithm.loss.name), algorithm.loss)
-        self._whole_episodes = self.loss.takes("sequence")
+        self.whole_episodes = self.loss.takes("sequence")
+        """Whether the loss compares episodes, so that none may be cut."""
 
     @classmethod
     def trial_loss(
@@ -112,13 +113,13 @@ class OnPolicyLearner(Learner):
                 columns["inputs"] = engine.prepare(observation_from(columns, task_descriptions))
             # The first epoch's minibatches are drawn early, because log-probs are recomputed in their parts.
             drawn = self._draw_minibatches(columns)
-            self._add_logprobs(columns, task_descriptions, drawn)
+            add_logprobs(self, columns, task_descriptions, drawn)
 
             progress = under_way.enter_context(task("learning", self.algorithm.epochs * len(drawn), "minibatches"))
             for epoch in range(self.algorithm.epochs):
                 if epoch > 0:
                     drawn = self._draw_minibatches(columns)
-                for minibatch, share in self._minibatches(columns, drawn):
+                for minibatch, share in self.minibatches(columns, drawn):
                     progress.advance()
                     step = self._backward(minibatch, task_descriptions, share)
                     # Early stopping as in OpenAI's Spinning Up: the KL divergence is that before this step, which
@@ -141,28 +142,12 @@ class OnPolicyLearner(Learner):
                 self.policy.update_statistics(self._inputs(engine.micro_batches.whole(columns), task_descriptions))
         return metrics | {"train/epochs": float(epochs)}
 
-    def _add_logprobs(self, columns: Columns, task_descriptions: Sequence[str], drawn: Drawn) -> None:
-        """Add the log-probs that the loss needs and the rollout did not record: under the reference policy, and under
-        the policy that the update starts from."""
-        engine, settings = self.engine, self.algorithm
-        if engine.reference is not None:
-            with engine.offload.reference_here(), engine.reference.scoring() as reference:
-                most = -(-length(columns) // settings.minibatches)  # no more memory than a minibatch needs
-                parts = engine.micro_batches.of(numbered(columns), whole=False, most=most)
-                columns["reference_logprobs"] = self._score(reference, parts, columns, task_descriptions)
-        if self.loss.takes("proximal_logprobs") and settings.proximal is Proximal.recompute:
-            columns["proximal_logprobs"] = self._score_as_learned(columns, task_descriptions, drawn)
-        if settings.old_logprobs is OldLogprobs.recompute:
-            # Chunks of earlier policies keep the rollout's log-probs: the weights that chose them are gone.
-            again = self._score_as_learned(columns, task_descriptions, drawn)
-            columns["old_logprobs"] = torch.where(self._is_new(columns, again), again, columns["old_logprobs"])
-
     def _draw_minibatches(self, columns: Columns) -> Drawn:
         """Draw the minibatches of an epoch: chunk by chunk, or episode by episode for a loss that compares episodes."""
-        count, whole = self.algorithm.minibatches, self._whole_episodes
+        count, whole = self.algorithm.minibatches, self.whole_episodes
         return [*draw_minibatches(columns["sequence"], count, whole, self.engine.streams.shuffling)]
 
-    def _minibatches(self, columns: Columns, drawn: Drawn) -> Iterator[tuple[Columns, float]]:
+    def minibatches(self, columns: Columns, drawn: Drawn) -> Iterator[tuple[Columns, float]]:
         """Yield the columns of the minibatches that were drawn, each with its share of the batch."""
         if "inputs" not in columns:  # images are too large for a second, shuffled batch
             yield from ((rows(columns, index), share) for index, share in drawn)
@@ -180,7 +165,7 @@ class OnPolicyLearner(Learner):
         engine = self.engine
         totals = []
         engine.optimizer.clear()
-        for part, counts in engine.micro_batches.of(minibatch, whole=self._whole_episodes):
+        for part, counts in engine.micro_batches.of(minibatch, whole=self.whole_episodes):
             total = self._loss(part, task_descriptions, share, length(minibatch))
             # Every rank makes as many backward passes, since FSDP exchanges weights in each of them: a rank that ran
             # out of parts would let the others wait for ever. A part that only fills up has weight 0.
@@ -203,7 +188,7 @@ class OnPolicyLearner(Learner):
             decisions: chunks in the minibatch.
         """
         settings = self.algorithm
-        logprobs, evaluated = self._logprobs(self.policy, part, task_descriptions)
+        logprobs, evaluated = self.logprobs(self.policy, part, task_descriptions)
         entropy = logprobs_at_level(settings.logprob_level, evaluated.entropy, part["executed"])
 
         # The registered loss takes the columns that it names, besides options of its own.
@@ -248,7 +233,7 @@ class OnPolicyLearner(Learner):
             total.loss = total.loss + settings.value_coef * errors.sum() / decisions
         return total
 
-    def _logprobs(self, policy: Policy, part: Columns, task_descriptions: Sequence[str]) -> tuple[Tensor, EvalOutput]:
+    def logprobs(self, policy: Policy, part: Columns, task_descriptions: Sequence[str]) -> tuple[Tensor, EvalOutput]:
         """Return the log-probs of chunks under a policy at the level of the loss, and all that the policy evaluated."""
         inputs = self._inputs(part, task_descriptions)
         with self.engine.computing:
@@ -259,40 +244,3 @@ class OnPolicyLearner(Learner):
         """Return the policy's inputs, preprocessed now unless they were for the whole batch."""
         inputs: Inputs | None = part.get("inputs")
         return self.engine.prepare(observation_from(part, task_descriptions)) if inputs is None else inputs
-
-    @torch.no_grad()
-    def _score(
-        self, policy: Policy, parts: Iterable[tuple[Columns, bool]], columns: Columns, task_descriptions: Sequence[str]
-    ) -> Tensor:
-        """Return the log-probs of the batch's chunks under a policy, at the level of the loss.
-
-        Args:
-            policy: the one that scores.
-            parts: of the numbered batch, see `MicroBatches.of`; every chunk once.
-            columns: the batch.
-            task_descriptions: see `update`.
-        """
-        found = torch.zeros_like(columns["old_logprobs"])
-        for part, counts in parts:
-            logprobs, _ = self._logprobs(policy, part, task_descriptions)
-            if counts:
-                found[part["number"]] = logprobs
-        # Every rank has filled the rows of its own parts and left 0 in the others.
-        return self.ranks.sum(found)
-
-    def _score_as_learned(self, columns: Columns, task_descriptions: Sequence[str], drawn: Drawn) -> Tensor:
-        """Return the log-probs under the policy that the update starts from, computed in the micro-batches of the first
-        epoch. A forward pass rounds differently with another batch size; in the same one the ratio is exactly 1."""
-        minibatches = self._minibatches(numbered(columns), drawn)
-        parts = (
-            part
-            for minibatch, _ in minibatches
-            for part in self.engine.micro_batches.of(minibatch, whole=self._whole_episodes)
-        )
-        return self._score(self.policy, parts, columns, task_descriptions)
-
-    def _is_new(self, part: Columns, like: Tensor) -> Tensor:
-        """Return a mask of the chunks that this version of the policy chose; bool, with as many dimensions as
-        `like`."""
-        is_new: Tensor = part["version"] == self.engine.version
-        return is_new.view(-1, *[1] * (like.dim() - 1))
