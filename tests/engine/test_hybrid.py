@@ -197,7 +197,7 @@ def test_a_loss_that_does_not_return_entries_is_named(
 
 def minibatches(engine: LearningEngine) -> list[tuple[list[int], float]]:
     sequence = make_batch(engine)["sequence"]
-    drawn = draw_minibatches(sequence, 2, engine.learner._whole_episodes, torch.Generator().manual_seed(0))
+    drawn = draw_minibatches(sequence, 2, engine.learner.whole_episodes, torch.Generator().manual_seed(0))
     return [(index.tolist(), share) for index, share in drawn]
 
 
@@ -220,7 +220,7 @@ def test_the_losses_of_minibatches_make_up_the_loss_of_the_batch(loss: str) -> N
     whole = engine.learner._loss(columns, ["push"], 1.0, 16).loss
     parts = [
         (engine.learner._loss(part, ["push"], share, 16).loss, share)
-        for part, share in engine.learner._minibatches(columns, engine.learner._draw_minibatches(columns))
+        for part, share in engine.learner.minibatches(columns, engine.learner._draw_minibatches(columns))
     ]
     assert len(parts) == 2
     torch.testing.assert_close(sum(part * share for part, share in parts), whole)
