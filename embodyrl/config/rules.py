@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.compose import Composed
+from embodyrl.config.infos import model_info, simulator_info
 from embodyrl.config.issues import COMMAND_LINE, LEAVE_OUT, ConfigIssue, KeyPath, Location, dotted
 from embodyrl.config.needs import Learns, Needs
 from embodyrl.config.schema import (
@@ -27,7 +28,7 @@ from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
 from embodyrl.files import NO_FOREIGN_ENTRIES, foreign_entry
 from embodyrl.hub import HubError, HubName, Kind, is_hub_name, parse
-from embodyrl.registry import ALGORITHMS, SIMULATORS, PublicCheckpoint, Registry, SupportedModel, load_target
+from embodyrl.registry import ALGORITHMS, SIMULATORS, PublicCheckpoint, Registry, SupportedModel
 
 if TYPE_CHECKING:
     from embodyrl.config.replay import ReplayConfig
@@ -158,37 +159,23 @@ def replay_of(config: Config) -> ReplayConfig | None:
 
 def state_dim(config: Config) -> int | None:
     """Return the size of the simulator's state (S); None if it is unknown before the simulator runs."""
-    size: int | None = _declared(config, "state_dim")
-    return size
+    return simulator_info(config.env.name).state_dim(config.env)
 
 
 def environment_state(config: Config) -> tuple[int, int] | None:
     """Return which numbers of the simulator's state are the environment's, (0, 0) if none are; None if it is unknown
     before the simulator runs."""
-    if fact(SIMULATORS, config.env.name, "environment_state") is None:
-        return (0, 0) if fact(SIMULATORS, config.env.name, "state_dim") is not None else None
-    found: tuple[int, int] | None = _declared(config, "environment_state")
-    return found
+    return simulator_info(config.env.name).environment_state(config.env)
 
 
 def action_dim(config: Config) -> int | None:
     """Return the size of the simulator's actions (D); None if it is unknown before the simulator runs."""
-    size: int | None = _declared(config, "action_dim")
-    return size
-
-
-def control_frequency(config: Config) -> float | None:
-    """Return the control steps per second [Hz]; None if they are unknown before the simulator runs."""
-    frequency: float | None = _declared(config, "control_frequency")
-    return frequency
+    return simulator_info(config.env.name).action_dim(config.env)
 
 
 def acts_by_choice(config: Config) -> bool | None:
     """Return whether the simulator's actions are discrete; None if it is unknown before the simulator runs."""
-    if fact(SIMULATORS, config.env.name, "discrete") is None:
-        return False if config.env.name in SIMULATORS else None
-    found: bool | None = _declared(config, "discrete")
-    return found
+    return simulator_info(config.env.name).discrete(config.env) if config.env.name in SIMULATORS else None
 
 
 def task_descriptions(config: Config) -> dict[str, str]:
@@ -202,34 +189,19 @@ def task_descriptions(config: Config) -> dict[str, str]:
 def further_tasks(config: Config) -> dict[str, str] | None:
     """Return the tasks that options of the simulator add to its own, with their task descriptions; None if that is
     unknown here."""
-    listing = fact(SIMULATORS, config.env.name, "further_tasks")
-    if listing is None or SIMULATORS.entry(config.env.name).missing():
-        return {}
-    found: dict[str, str] | None = load_target(listing)(config.env)
-    return found
+    return simulator_info(config.env.name, installed=True).further_tasks(config.env)
 
 
 def described_tasks(simulator: str, tasks: Collection[str] | None = None) -> dict[str, str]:
     """Return the task descriptions that a simulator itself gives, of these tasks or of all that it lists."""
-    describing, known = fact(SIMULATORS, simulator, "task_description"), known_tasks(simulator)
-    if describing is None or SIMULATORS.entry(simulator).missing():
-        return {}
-    describe = load_target(describing)
-    return {task: describe(task) for task in (known or tasks or ()) if tasks is None or task in tasks}
+    info = simulator_info(simulator, installed=True)
+    named = [task for task in (info.tasks() or tasks or ()) if tasks is None or task in tasks]
+    return {task: description for task in named if (description := info.task_description(task))}
 
 
-def known_tasks(simulator: str) -> list[str] | None:
+def known_tasks(simulator: str) -> Sequence[str] | None:
     """Return all tasks of a simulator; None if they are unknown before it runs."""
-    listing = fact(SIMULATORS, simulator, "tasks")
-    if listing is None or SIMULATORS.entry(simulator).missing():
-        return None
-    found: list[str] = load_target(listing)()
-    return found
-
-
-def _declared(config: Config, key: str) -> Any:
-    declared = fact(SIMULATORS, config.env.name, key)
-    return None if declared is None else load_target(declared)(config.env)
+    return simulator_info(simulator, installed=True).tasks()
 
 
 def _multiples(number: int, of: int) -> str:
@@ -625,8 +597,9 @@ def tasks_are_named_once(config: Config) -> Iterator[ConfigIssue]:
 def tasks_are_known(config: Config) -> Iterator[ConfigIssue]:
     """Check that the simulator has the tasks, as far as this is known without importing it."""
     further = further_tasks(config)
-    if further is not None:
-        yield from _unknown(config, "task", config.env.tasks, further)
+    known = known_tasks(config.env.name)
+    if further is not None and known is not None:
+        yield from _unknown(config, "task", config.env.tasks, [*known, *further])
 
 
 @rule
@@ -646,19 +619,17 @@ def task_descriptions_are_of_tasks(config: Config) -> Iterator[ConfigIssue]:
 @rule
 def cameras_are_known(config: Config) -> Iterator[ConfigIssue]:
     """Check that the simulator has the cameras, as far as this is known without importing it."""
-    yield from _unknown(config, "camera", config.env.cameras)
+    known = simulator_info(config.env.name, installed=True).cameras()
+    if known is not None:
+        yield from _unknown(config, "camera", config.env.cameras, known)
 
 
 _SHORT_LIST = 12
 """Longest list of names that follows a near match."""
 
 
-def _unknown(config: Config, kind: str, names: list[str], further: Iterable[str] = ()) -> Iterator[ConfigIssue]:
-    """Yield an issue for each of `names` that is not among the simulator's tasks or cameras, nor the `further` ones."""
-    listing = fact(SIMULATORS, config.env.name, f"{kind}s")
-    if listing is None or SIMULATORS.entry(config.env.name).missing():
-        return
-    known: list[str] = [*load_target(listing)(), *further]
+def _unknown(config: Config, kind: str, names: list[str], known: Sequence[str]) -> Iterator[ConfigIssue]:
+    """Yield an issue for each of `names` that is not among the `known` tasks or cameras."""
     for index, name in enumerate(names):
         if name not in known:
             near, listed = did_you_mean(name, known), f"{kind}s: {', '.join(known)}"
@@ -721,18 +692,12 @@ def image_size_is_two(config: Config) -> Iterator[ConfigIssue]:
 @rule
 def simulator_can_run_so(config: Config) -> Iterator[ConfigIssue]:
     """Run the checks of the simulator that do not import it."""
-    check = fact(SIMULATORS, config.env.name, "check")
-    if check is None or SIMULATORS.entry(config.env.name).missing():
-        return
-    yield from load_target(check)(config)
+    yield from simulator_info(config.env.name, installed=True).check(config)
 
 
 def simulator_runs_here(config: Config) -> Iterator[ConfigIssue]:
     """Check that this machine has what the simulator needs."""
-    check = fact(SIMULATORS, config.env.name, "check_here")
-    if check is None or SIMULATORS.entry(config.env.name).missing():
-        return
-    yield from load_target(check)(config)
+    yield from simulator_info(config.env.name, installed=True).check_here(config)
 
 
 @rule
@@ -740,10 +705,8 @@ def model_can_run_so(config: Config) -> Iterator[ConfigIssue]:
     """Run the checks of the model that do not import it."""
     foreign = list(_foreign_entries(config))
     yield from foreign
-    check = fact(SupportedModel, config.model.name, "check")
-    if foreign or check is None or SupportedModel.entry(config.model.name).missing():
-        return
-    yield from load_target(check)(config)
+    if not foreign:
+        yield from model_info(config.model.name, installed=True).check(config)
 
 
 def _foreign_entries(config: Config) -> Iterator[ConfigIssue]:
@@ -755,10 +718,7 @@ def _foreign_entries(config: Config) -> Iterator[ConfigIssue]:
 
 def checkpoint_notes(config: Config) -> list[str]:
     """Return the model's notes about its checkpoint that are no faults, such as options read from its files."""
-    notes = fact(SupportedModel, config.model.name, "notes")
-    if notes is None or SupportedModel.entry(config.model.name).missing():
-        return []
-    return list(load_target(notes)(config))
+    return list(model_info(config.model.name, installed=True).notes(config))
 
 
 @rule

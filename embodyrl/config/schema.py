@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 import embodyrl.registry
+from embodyrl.config.infos import simulator_info
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Idleness, IterationSize, Needs
 from embodyrl.errors import UserError
@@ -67,8 +68,6 @@ MOST_EPISODE_STEPS = 10_000_000
 """Longest time limit of an episode [control steps]; stands for none."""
 AUTO = "auto"
 """Value that is determined for the machine or the tasks."""
-USUAL_EPISODE_STEPS = 100
-"""Time limit of simulators that declare none (`SimulatorEntry.time_limit`) [control steps]."""
 WIDEST_LAYER = 16_384
 """Most numbers of a layer whose width is an option; a checkpoint that says more is damaged."""
 LONGEST_WAIT_S = 1.0e6
@@ -365,12 +364,7 @@ class EnvConfig:
             return self.max_episode_steps
         if self.max_episode_steps is None:
             return MOST_EPISODE_STEPS
-        registry = embodyrl.registry.SIMULATORS
-        own = registry.entry(self.name).time_limit if self.name in registry else None
-        if own is None:
-            return USUAL_EPISODE_STEPS
-        limit: int | None = embodyrl.registry.load_target(own)(self)
-        return limit
+        return simulator_info(self.name).time_limit(self)
 
     @property
     def time_limit(self) -> int:

@@ -15,6 +15,7 @@ import yaml
 
 from embodyrl.config.fields import settings_of
 from embodyrl.config.files import PlainLoader, builtin_folder, group_settings, list_experiments
+from embodyrl.config.infos import simulator_info
 from embodyrl.config.issues import ConfigError, ConfigIssue, MissingDependency
 from embodyrl.config.load import load_config
 from embodyrl.config.rules import ConfigUse, fact
@@ -83,8 +84,7 @@ def _start(env: str, model: str, algorithm: str) -> Start:
 
 def _faults_of_actions(file: Path, env: str) -> Sequence[ConfigIssue]:
     """Return what does not suit the simulator's actions, which some simulators tell only where they are installed."""
-    entry = SIMULATORS.entry(group_settings("env", env)["name"])
-    if entry.discrete is None or entry.missing():
+    if not simulator_info(group_settings("env", env)["name"], installed=True).says("discrete"):
         return ()
     try:
         load_config(file, use=ConfigUse.check)

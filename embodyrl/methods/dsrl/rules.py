@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+from embodyrl.config.infos import model_info
 from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
-from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config
 from embodyrl.methods.dsrl.config import DSRLConfig
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.flow.config import flow_sizes, other_steering
+from embodyrl.models.flow.config import FlowInfo, flow_sizes, other_steering
 from embodyrl.models.saved import read_steering
 from embodyrl.registry import SupportedModel
 
@@ -28,13 +28,13 @@ WITHOUT_USE = {
 
 def flow_models() -> list[str]:
     """Return the names of the models that can be steered."""
-    return [entry.name for entry in SupportedModel.entries() if entry.flow is not None]
+    return [name for name in SupportedModel.names() if isinstance(model_info(name), FlowInfo)]
 
 
 def check(config: Config, algorithm: DSRLConfig) -> Iterator[ConfigIssue]:
     """Check the settings of an algorithm that steers a frozen flow policy."""
     name, model = config.algorithm.name, config.model
-    if fact(SupportedModel, model.name, "flow") is None:
+    if not isinstance(model_info(model.name), FlowInfo):
         if model.name in SupportedModel:
             yield ConfigIssue(
                 ("algorithm.name", "model.name"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from embodyrl.config.infos import model_info
 from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.needs import Learns, Needs
 from embodyrl.config.rules import action_dim, fact, needs_of_all, on_policy_algorithms, state_dim
@@ -17,7 +18,7 @@ from embodyrl.data.check import check as check_demonstrations
 from embodyrl.data.check import check_for_critics
 from embodyrl.methods.replay import expert_rules
 from embodyrl.methods.replay.config import CriticizedConfig, ReplayAlgorithmConfig
-from embodyrl.models.flow.config import flow_sizes
+from embodyrl.models.flow.config import FlowInfo, flow_sizes
 from embodyrl.registry import REWARDS, SupportedModel
 from embodyrl.rollout.replay_fields import MIB, row_bytes
 
@@ -57,7 +58,7 @@ def _model(config: Config, needs: Needs) -> Iterator[ConfigIssue]:
     name, model = config.algorithm.name, config.model.name
     if needs.learns is Learns.reparameterization and fact(SupportedModel, model, "off_policy") is False:
         steering = [each for each, other in needs_of_all(config).items() if other.learns is Learns.noise]
-        flow = fact(SupportedModel, model, "flow") is not None
+        flow = isinstance(model_info(model), FlowInfo)
         steer = f", or to {' or '.join(steering)}, which learns the noise of such a model" if flow and steering else ""
         yield ConfigIssue(
             ("algorithm.name", "model.name"),

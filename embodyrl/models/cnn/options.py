@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from embodyrl.config.infos import ModelInfo
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import WIDEST_LAYER, Config, setting
 from embodyrl.models.mlp.check import check_saved
@@ -61,37 +62,40 @@ class CNNConfig(HeadConfig):
     """Train shared encoders with the value loss, too."""
 
 
-def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield an issue for each fault of a config of the CNN policy."""
-    model = config.model
-    assert isinstance(model, CNNConfig)
-    yield from check_there(config)
-    yield from check_each_once(model.cameras, config)
-    yield from check_head(config)
-    yield from check_saved(config)
-    yield from _encoder(model, config)
-    if model.head is Distribution.squashed:
-        for name, usual in (("shared", True), ("critic_gradient", True)):
-            if getattr(model, name) is not usual:
-                yield ConfigIssue(
-                    (f"model.{name}", "model.head"),
-                    f"model.{name} has no use: a policy with model.head = 'squashed' has no value network, and critics "
-                    "of actions read what it reads",
-                    "leave it out",
-                )
-    if not model.critic_gradient and not model.shared:
-        yield ConfigIssue(
-            "model.critic_gradient",
-            "model.critic_gradient = false keeps the value loss from shared encoders, but model.shared = false",
-            "remove one of the two",
-        )
-    theirs = None if model.encoder == DRQ else model.pretrained
-    if theirs is not None and model.checkpoint is None and not Path(theirs).is_file():
-        yield ConfigIssue(
-            "model.pretrained",
-            f"model.pretrained = {theirs!r} does not exist",
-            "name a .safetensors file of timm's weights, or set it to null",
-        )
+class CNNInfo(ModelInfo):
+    """The CNN policy."""
+
+    def check(self, config: Config) -> Iterator[ConfigIssue]:
+        """Yield an issue for each fault of a config of the CNN policy."""
+        model = config.model
+        assert isinstance(model, CNNConfig)
+        yield from check_there(config)
+        yield from check_each_once(model.cameras, config)
+        yield from check_head(config)
+        yield from check_saved(config)
+        yield from _encoder(model, config)
+        if model.head is Distribution.squashed:
+            for name, usual in (("shared", True), ("critic_gradient", True)):
+                if getattr(model, name) is not usual:
+                    yield ConfigIssue(
+                        (f"model.{name}", "model.head"),
+                        f"model.{name} has no use: a policy with model.head = 'squashed' has no value network, and "
+                        "critics of actions read what it reads",
+                        "leave it out",
+                    )
+        if not model.critic_gradient and not model.shared:
+            yield ConfigIssue(
+                "model.critic_gradient",
+                "model.critic_gradient = false keeps the value loss from shared encoders, but model.shared = false",
+                "remove one of the two",
+            )
+        theirs = None if model.encoder == DRQ else model.pretrained
+        if theirs is not None and model.checkpoint is None and not Path(theirs).is_file():
+            yield ConfigIssue(
+                "model.pretrained",
+                f"model.pretrained = {theirs!r} does not exist",
+                "name a .safetensors file of timm's weights, or set it to null",
+            )
 
 
 def _encoder(model: CNNConfig, config: Config) -> Iterator[ConfigIssue]:
