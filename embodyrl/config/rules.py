@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from enum import Enum
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from embodyrl.config.schema import (
     Episodes,
     Observe,
     ParallelBackend,
-    Schedule,
 )
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
@@ -223,6 +223,34 @@ def divisors(number: int, of: int) -> str:
 
 
 @rule
+def settings_do_something(config: Config) -> Iterator[ConfigIssue]:
+    """Check `only_with` of every setting: that another one lets it do something."""
+    yield from _idle(config, config, "")
+
+
+def _idle(config: Config, section: Any, path: str) -> Iterator[ConfigIssue]:
+    for each in fields(section):
+        value, name = getattr(section, each.name), f"{path}{each.name}"
+        if is_dataclass(value):
+            yield from _idle(config, value, f"{name}.")
+        needed = each.metadata.get("only_with")
+        if not needed or value == (each.default if each.default_factory is MISSING else each.default_factory()):
+            continue
+        for key, able in needed.items():
+            other = key if "." in key else f"{path}{key}"
+            found: Any = reduce(getattr, other.split("."), config)
+            if found not in able and (able or not found):
+                some = "true" if found is False else "1 or more" if isinstance(found, int) else ""
+                to = f" to {' or '.join(able) or some}" if able or some else ""
+                yield ConfigIssue(
+                    (name, other),
+                    f"{name} = {show(value)} does nothing while {other} is {show(found)}",
+                    f"set {other}{to}, or leave {name} out",
+                    fix={name: LEAVE_OUT},
+                )
+
+
+@rule
 def envs_form_whole_groups(config: Config) -> Iterator[ConfigIssue]:
     """Check that every group of envs is complete."""
     envs, size = config.env.num_envs, config.rollout.group_size
@@ -318,7 +346,7 @@ def _even_shares(config: Config, count: int, processes: str, setting: str) -> It
 
 @rule
 def envs_form_blocks(config: Config) -> Iterator[ConfigIssue]:
-    """Check that the envs can be divided into blocks, and that these are kept separate."""
+    """Check that the envs can be divided into blocks."""
     blocks, envs, size = config.rollout.blocks, config.env.num_envs, config.rollout.group_size
     if not isinstance(blocks, int):
         return
@@ -329,25 +357,6 @@ def envs_form_blocks(config: Config) -> Iterator[ConfigIssue]:
             f"env.num_envs = {envs} cannot be divided into rollout.blocks = {blocks} equal blocks{groups}",
             f"set rollout.blocks to {divisors(blocks, max(1, envs // size))}, or env.num_envs to "
             f"{_multiples(envs, blocks * size)}",
-        )
-    if config.rollout.schedule is Schedule.ready_batch:
-        yield ConfigIssue(
-            ("rollout.blocks", "rollout.schedule"),
-            f"rollout.blocks = {blocks} has no use: with ready_batch the policy acts for whichever envs are ready",
-            "set rollout.blocks to auto, or rollout.schedule to lockstep or pipeline",
-        )
-
-
-@rule
-def only_whole_episodes_are_counted(config: Config) -> Iterator[ConfigIssue]:
-    """Check that a number of episodes per env is set only with whole episodes."""
-    count = config.rollout.episodes_per_slot
-    if count > 1 and config.rollout.episodes is Episodes.continuous:
-        yield ConfigIssue(
-            ("rollout.episodes_per_slot", "rollout.episodes"),
-            f"rollout.episodes_per_slot = {count} has no use: rollout.episodes is 'continuous'",
-            "set rollout.episodes to whole, or rollout.episodes_per_slot to 1",
-            fix={"rollout.episodes_per_slot": LEAVE_OUT},
         )
 
 

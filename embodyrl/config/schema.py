@@ -39,6 +39,7 @@ def setting(
     words: tuple[str, ...] = (),
     registry: str | None = None,
     of_tasks: OfTasks | None = None,
+    only_with: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Any:
     """Return a dataclass field with its legal values.
 
@@ -54,9 +55,18 @@ def setting(
         registry: name of the registry in `embodyrl.registry` whose names are legal (lists, maps: of every entry).
         of_tasks: for options of simulators whose value depends on the tasks: severity of leaving a value that a group
             file wrote for other tasks. None: the value does not depend on tasks.
+        only_with: other settings, by name in this section or by full name, with the values that let this one do
+            something; (): any but null, 0, false and []. With others only its default is legal.
     """
-    metadata = {"low": low, "high": high, "above": above, "below": below, "words": words, "registry": registry}
-    metadata["of_tasks"] = of_tasks
+    metadata: dict[str, Any] = {
+        "low": low,
+        "high": high,
+        "above": above,
+        "below": below,
+        "words": words,
+        "registry": registry,
+    }
+    metadata |= {"of_tasks": of_tasks, "only_with": only_with}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -437,11 +447,11 @@ class RolloutConfig:
     mode: RolloutMode = setting(RolloutMode.sync)
     """sync: rollout and learning take turns. async: rollout workers collect the next rollouts while the ranks learn, so
     that an iteration takes the longer of both instead of their sum; needs `placement.rollout.workers`."""
-    max_staleness: int = setting(1, low=0)
+    max_staleness: int = setting(1, low=0, only_with={"mode": ("async",)})
     """async: rollouts that are collected ahead of learning. Each acts with the newest weights at the moment when it is
     asked for, that many iterations before it is learned from; no time decides that, so runs repeat exactly. 0 gives the
     numbers of sync with as many blocks, see `blocks`."""
-    blocks: int | str = setting("auto", low=1, words=("auto",))
+    blocks: int | str = setting("auto", low=1, words=("auto",), only_with={"schedule": ("lockstep", "pipeline")})
     """Equal parts of the envs for which the policy acts together, each with random numbers of its own. What is rolled
     out depends on their number, not on the number of processes that share them. auto: one for each process that rolls
     out."""
@@ -450,7 +460,7 @@ class RolloutConfig:
     observe: Observe = setting(Observe.chunk_end)
     """chunk_end: simulators return an observation at the end of a chunk. every_step: they return one after every
     action, which the batch keeps in `step_images` and `step_proprio`; the policy still acts on the last."""
-    episodes_per_slot: int = setting(1, low=1)
+    episodes_per_slot: int = setting(1, low=1, only_with={"episodes": ("whole",)})
     """Whole episodes per env in a rollout, one after the other without a pause. The batch has num_envs *
     episodes_per_slot trajectories."""
     group_size: int = setting(1, low=1)
@@ -512,21 +522,6 @@ class AlgorithmConfig:
 
     name: str = setting(registry="ALGORITHMS")
     """Algorithm, the stages of an iteration; `embodyrl list algorithms` shows them."""
-    reward: RewardConfig = component(RewardConfig)
-    """Reward to learn from: dense (the simulator's own), success (1 when the task is solved), difference (increase of
-    the dense reward), srpo (success, and for failures the progress towards it)."""
-    time_penalty: float = setting(0.0, low=0.0)
-    """Subtracted from the reward of every executed action."""
-    reward_scale: float = setting(1.0, above=0.0)
-    """Factor of rewards for learning, so that the critic's targets are of order 1 .. 10. Metrics show unscaled
-    rewards."""
-    gamma: float = setting(0.99, low=0.0, high=1.0)
-    """Discount factor."""
-    discount_per: DiscountPer = setting(DiscountPer.chunk)
-    """chunk: one factor of gamma per chunk. action: one per executed action, also inside a chunk."""
-    bootstrap: Bootstrap = setting(Bootstrap.truncation)
-    """truncation: an episode that the time limit cuts off is bootstrapped with the value of its last observation. none:
-    it counts as terminated."""
 
     @property
     def family(self) -> str:
@@ -551,7 +546,7 @@ class AlgorithmConfig:
 
     def parts(self) -> Mapping[str, Any]:
         """Return the sections that choose a registered function, by the kind of its registry."""
-        return {"reward": self.reward}
+        return {}
 
     def batches(self, config: Config) -> IterationSize:
         """Return how much a run learns from in an iteration."""
@@ -582,6 +577,31 @@ class AlgorithmConfig:
     def why_idle(self, metrics: Mapping[str, float]) -> Idleness | None:
         """Return why an iteration has made no optimiser step, as its metrics tell; None if nothing is known."""
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardedConfig(AlgorithmConfig):
+    """A method that learns from rewards."""
+
+    reward: RewardConfig = component(RewardConfig)
+    """Reward to learn from: dense (the simulator's own), success (1 when the task is solved), difference (increase of
+    the dense reward), srpo (success, and for failures the progress towards it)."""
+    time_penalty: float = setting(0.0, low=0.0)
+    """Subtracted from the reward of every executed action."""
+    reward_scale: float = setting(1.0, above=0.0)
+    """Factor of rewards for learning, so that the critic's targets are of order 1 .. 10. Metrics show unscaled
+    rewards."""
+    gamma: float = setting(0.99, low=0.0, high=1.0)
+    """Discount factor."""
+    discount_per: DiscountPer = setting(DiscountPer.chunk)
+    """chunk: one factor of gamma per chunk. action: one per executed action, also inside a chunk."""
+    bootstrap: Bootstrap = setting(Bootstrap.truncation)
+    """truncation: an episode that the time limit cuts off is bootstrapped with the value of its last observation. none:
+    it counts as terminated."""
+
+    def parts(self) -> Mapping[str, Any]:
+        """See `AlgorithmConfig`."""
+        return {"reward": self.reward}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -663,7 +683,7 @@ class OptimizerConfig:
     schedule: LearningRate = setting(LearningRate.constant)
     """Learning-rate schedule over run.iterations: constant, linear decay or cosine decay. A run that is made longer by
     `resume` is at an earlier point of the longer schedule, and says so."""
-    lr_floor: float = setting(0.0, low=0.0, below=1.0)
+    lr_floor: float = setting(0.0, low=0.0, below=1.0, only_with={"schedule": ("linear", "cosine")})
     """linear, cosine: final learning rate as a share of the initial one."""
     warmup: int = setting(0, low=0)
     """Iterations of linear warm-up: the first learns with 1 / (warmup + 1) of the scheduled rate. Without it, Adam's
@@ -765,11 +785,14 @@ class EngineConfig:
     """Data parallelism over several processes."""
 
 
+_RAY = {"placement.backend": ("ray",)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class MachinesConfig:
     """Machines for one kind of processes."""
 
-    nodes: str | None = setting(None)
+    nodes: str | None = setting(None, only_with=_RAY)
     """Label of the machines, with `placement.backend: ray`: value of their Ray node label `embodyrl`. null: those that
     are not labelled for another kind of processes; of simulators: those of the processes that roll out."""
 
@@ -781,7 +804,7 @@ class RolloutWorkersConfig(MachinesConfig):
     workers: int = setting(0, low=0)
     """Number of rollout workers, processes with a share of the envs and a copy of the policy. 0: the ranks roll out
     themselves. See also `rollout.mode`."""
-    share_gpus: bool = setting(False)
+    share_gpus: bool = setting(False, only_with={"workers": ()})
     """Compute on the GPUs of the ranks, whose memory then holds two copies of the policy. false: each worker has a GPU
     of its own."""
     timeout_s: float = setting(3600.0, low=10.0, high=LONGEST_WAIT_S)
@@ -810,7 +833,7 @@ class PlacementConfig:
     backend: PlacementBackend = setting(PlacementBackend.local)
     """What starts the processes. local: the run itself, on this machine (or torchrun, which decides on its own). ray:
     a Ray cluster that is up, on all of its machines (`pip install 'embodyrl[ray]'`, and docs/scaling.md)."""
-    address: str | None = setting(None)
+    address: str | None = setting(None, only_with=_RAY)
     """Address of the Ray cluster, `host:port` of its head."""
     ranks: MachinesConfig = field(default_factory=MachinesConfig)
     """The ranks; the first one is the process that was started, on its machine. Their number is
@@ -819,7 +842,7 @@ class PlacementConfig:
     """Rollouts and evaluations."""
     simulators: MachinesConfig = field(default_factory=MachinesConfig)
     """Simulators, on machines of their own: one host of simulators for each process that rolls out."""
-    on_loss: OnLoss = setting(OnLoss.fail)
+    on_loss: OnLoss = setting(OnLoss.fail, only_with=_RAY)
     """With ray, what follows when a machine is lost. fail: the run ends with an error. resume: it continues from its
     last checkpoint, or from the start if there is none yet, on the machines that are left; at the same numbers, as long
     as there are as many ranks."""

@@ -19,7 +19,7 @@ from embodyrl.config.infos import simulator_info
 from embodyrl.config.issues import ConfigError, ConfigIssue, MissingDependency
 from embodyrl.config.load import load_config
 from embodyrl.config.rules import ConfigUse, fact
-from embodyrl.config.schema import AlgorithmConfig, RewardConfig, RolloutConfig
+from embodyrl.config.schema import AlgorithmConfig, RewardConfig, RewardedConfig, RolloutConfig
 from embodyrl.config.swap import SwapError, swap
 from embodyrl.registry import ADVANTAGES, ALGORITHMS, LOSSES, SIMULATORS, Registry, SupportedModel
 
@@ -277,11 +277,11 @@ def _scale_rewards(tree: Tree, env: Mapping[str, Any], family: str, algorithm: s
         _merge(tree, library("simulators").get(name), only_there=OF_METHOD)
     limit = env["max_episode_steps"]
     if family == "on_policy" and env.get("success_return") and limit:
-        steps = min(limit, 1.0 / (1.0 - _get(tree, "algorithm.gamma", AlgorithmConfig.gamma)))
+        steps = min(limit, 1.0 / (1.0 - _get(tree, "algorithm.gamma", RewardedConfig.gamma)))
         size = abs(env["success_return"]) / limit * steps
         _set(tree, "algorithm.reward_scale", str(float(f"{min(1.0, CRITIC_TARGETS / size):.0e}")))  # its first digit
-    scale = _get(tree, "algorithm.reward_scale", AlgorithmConfig.reward_scale)
-    if scale == AlgorithmConfig.reward_scale:
+    scale = _get(tree, "algorithm.reward_scale", RewardedConfig.reward_scale)
+    if scale == RewardedConfig.reward_scale:
         del tree["algorithm"].below["reward_scale"]
     else:
         _set(tree, "algorithm.reward_scale", f"{scale}  # so that discounted returns are of order 1 to 10")

@@ -71,7 +71,7 @@ def _model(config: Config, needs: Needs) -> Iterator[ConfigIssue]:
 
 def _reward(config: Config) -> Iterator[ConfigIssue]:
     """Check that rewards can be computed for single decisions."""
-    reward = config.algorithm.reward.name
+    reward = config.algorithm.parts()["reward"].name
     if fact(REWARDS, reward, "of_decisions") is False:
         # In front those that need nothing else.
         rewards = sorted(REWARDS.entries(), key=lambda entry: entry.check is not None)
@@ -98,7 +98,7 @@ def _settings_without_use(config: Config, algorithm: ReplayAlgorithmConfig, need
         if getattr(config.data, name) != getattr(usual, name):
             yield ConfigIssue(
                 (f"data.{name}", "algorithm.name"),
-                f"data.{name} has no use: algorithm {config.algorithm.name!r} learns by the settings of "
+                f"data.{name} is set, but algorithm {config.algorithm.name!r} learns by the settings of "
                 "algorithm.off_policy",
                 "leave it out",
                 fix={f"data.{name}": LEAVE_OUT},
@@ -106,7 +106,7 @@ def _settings_without_use(config: Config, algorithm: ReplayAlgorithmConfig, need
     if config.engine.micro_batch_size is not None and needs.learns in (Learns.reparameterization, Learns.noise):
         yield ConfigIssue(
             ("engine.micro_batch_size", "algorithm.name"),
-            f"engine.micro_batch_size has no use: algorithm {config.algorithm.name!r} learns from minibatches of "
+            f"engine.micro_batch_size is set, but algorithm {config.algorithm.name!r} learns from whole minibatches of "
             "algorithm.off_policy.batch_size decisions",
             "leave it out",
             fix={"engine.micro_batch_size": LEAVE_OUT},
@@ -119,7 +119,7 @@ def _rollouts(config: Config, needs: Needs) -> Iterator[ConfigIssue]:
     if rollout.group_size > 1:
         yield ConfigIssue(
             ("rollout.group_size", "algorithm.name"),
-            f"rollout.group_size = {rollout.group_size} has no use: algorithm {name!r} compares no episodes",
+            f"rollout.group_size = {rollout.group_size}, but algorithm {name!r} compares no episodes",
             "set rollout.group_size to 1",
             fix={"rollout.group_size": LEAVE_OUT},
         )
@@ -191,21 +191,14 @@ def _sizes(config: Config, algorithm: ReplayAlgorithmConfig, needs: Needs) -> It
 
 
 def _shifts(config: Config, settings: CriticizedConfig) -> Iterator[ConfigIssue]:
-    """Check that there are images to shift, which stay larger than the shift."""
-    pixels, cameras, size = settings.augment_pixels, config.env.cameras, config.env.image_size
+    """Check that it is images that are shifted, and that they stay larger than the shift."""
+    pixels, size = settings.augment_pixels, config.env.image_size
     if pixels and config.algorithm.needs(config).steering is not None:
         yield ConfigIssue(
             ("algorithm.off_policy.augment_pixels", "algorithm.name"),
-            f"algorithm.off_policy.augment_pixels = {pixels} has no use: with algorithm {config.algorithm.name!r} the "
-            "replay holds features in place of images",
+            f"algorithm.off_policy.augment_pixels = {pixels}, but with algorithm {config.algorithm.name!r} the replay "
+            "holds features in place of images",
             "set it to 0",
-        )
-    elif pixels and not cameras:
-        yield ConfigIssue(
-            ("algorithm.off_policy.augment_pixels", "env.cameras"),
-            f"algorithm.off_policy.augment_pixels = {pixels} has no use: env.cameras is empty, so that the replay "
-            "holds no images",
-            "set it to 0, or env.cameras to cameras of the simulator",
         )
     elif pixels and 2 * pixels >= min(size):
         yield ConfigIssue(

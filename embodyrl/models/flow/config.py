@@ -160,8 +160,8 @@ class FlowInfo(ModelInfo):
         if entropy_coef > 0.0 and model.noise_method is not NoiseMethod.flow_noise:
             yield ConfigIssue(
                 "algorithm.entropy_coef",
-                f"algorithm.entropy_coef = {entropy_coef} has no use: with model.noise_method = "
-                f"{model.noise_method.value} the settings determine the noise, nothing learned does",
+                f"algorithm.entropy_coef = {entropy_coef}, but with model.noise_method = {model.noise_method.value} "
+                "the settings determine the noise, and nothing learned does",
                 "set algorithm.entropy_coef to 0, or model.noise_method to flow_noise",
             )
         if model.noise_method is not NoiseMethod.flow_cps:

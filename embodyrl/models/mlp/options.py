@@ -67,7 +67,7 @@ class MLPInfo(ModelInfo):
         if config.env.cameras and replay_of(config) is not None:
             yield ConfigIssue(
                 ("env.cameras", "model.name"),
-                f"env.cameras = {config.env.cameras} has no use: the replay would keep images, and model 'mlp' reads "
+                f"env.cameras = {config.env.cameras}, so that the replay would keep images, but model 'mlp' reads "
                 "states alone",
                 "set env.cameras to [] (videos do without), or model to cnn",
             )
