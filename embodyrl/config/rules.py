@@ -595,11 +595,10 @@ def run_is_named_like_a_folder(config: Config) -> Iterator[ConfigIssue]:
 
 
 @rule
-def tasks_are_named_once(config: Config) -> Iterator[ConfigIssue]:
-    """Check that there is a task, and none twice."""
+def there_is_a_task(config: Config) -> Iterator[ConfigIssue]:
+    """Check that there is a task."""
     if not config.env.tasks:
         yield ConfigIssue(("env.tasks",), "env.tasks is empty", "name at least one task of the simulator")
-    yield from _repeated("env.tasks", config.env.tasks)
 
 
 @rule
@@ -649,12 +648,6 @@ def _unknown(config: Config, kind: str, names: list[str], known: Sequence[str]) 
 
 
 @rule
-def cameras_are_named_once(config: Config) -> Iterator[ConfigIssue]:
-    """Check that no camera is listed twice."""
-    yield from _repeated("env.cameras", config.env.cameras)
-
-
-@rule
 def frames_are_read(config: Config) -> Iterator[ConfigIssue]:
     """Check that earlier frames are there, and that the model reads them."""
     frames, name = config.env.frames, config.model.name
@@ -683,18 +676,6 @@ def frames_are_read(config: Config) -> Iterator[ConfigIssue]:
             f"env.frames = {frames} are one chunk from each other when the policy learns, but with eval.{name} = "
             f"{getattr(config.eval, name)} it decides within chunks",
             f"set eval.{name} to null",
-        )
-
-
-@rule
-def image_size_is_two(config: Config) -> Iterator[ConfigIssue]:
-    """Check that the image size is a height and a width."""
-    size = config.env.image_size
-    if len(size) != 2:
-        yield ConfigIssue(
-            ("env.image_size",),
-            f"env.image_size must have 2 entries, got {len(size)}",
-            "write height and width [pixels], as in [224, 224]",
         )
 
 
@@ -728,27 +709,3 @@ def _foreign_entries(config: Config) -> Iterator[ConfigIssue]:
 def checkpoint_notes(config: Config) -> list[str]:
     """Return the model's notes about its checkpoint that are no faults, such as options read from its files."""
     return list(model_info(config.model.name, installed=True).notes(config))
-
-
-@rule
-def sinks_are_named_once(config: Config) -> Iterator[ConfigIssue]:
-    """Check that no sink is listed twice."""
-    yield from _repeated("tracking.sinks", config.tracking.sinks)
-
-
-def _repeated(path: str, names: list[str]) -> Iterator[ConfigIssue]:
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            yield ConfigIssue((f"{path}.{index}",), f"{path} names {name!r} twice", "remove one of them")
-
-
-@rule
-def betas_are_two(config: Config) -> Iterator[ConfigIssue]:
-    """Check that there is a decay rate for each of Adam's two moments."""
-    betas = config.engine.optimizer.betas
-    if len(betas) != 2:
-        yield ConfigIssue(
-            ("engine.optimizer.betas",),
-            f"engine.optimizer.betas must have 2 entries, got {len(betas)}",
-            "write one rate for each moment, as in [0.9, 0.999]",
-        )

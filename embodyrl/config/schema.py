@@ -38,6 +38,8 @@ def setting(
     below: float | None = None,
     words: tuple[str, ...] = (),
     registry: str | None = None,
+    length: int | None = None,
+    once: bool = False,
     of_tasks: OfTasks | None = None,
     only_with: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Any:
@@ -53,20 +55,14 @@ def setting(
         above, below: exclusive bounds.
         words: for `int | str`, `float | str` and `bool | str` fields, the strings that are legal.
         registry: name of the registry in `embodyrl.registry` whose names are legal (lists, maps: of every entry).
+        length: entries that a list must have.
+        once: whether a list may have no entry twice.
         of_tasks: for options of simulators whose value depends on the tasks: severity of leaving a value that a group
             file wrote for other tasks. None: the value does not depend on tasks.
         only_with: other settings, by name in this section or by full name, with the values that let this one do
             something; (): any but null, 0, false and []. With others only its default is legal.
     """
-    metadata: dict[str, Any] = {
-        "low": low,
-        "high": high,
-        "above": above,
-        "below": below,
-        "words": words,
-        "registry": registry,
-    }
-    metadata |= {"of_tasks": of_tasks, "only_with": only_with}
+    metadata = {name: value for name, value in locals().items() if name != "default"}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -321,7 +317,7 @@ class EnvConfig:
 
     name: str = setting(registry="SIMULATORS")
     """Simulator backend; `embodyrl list simulators` shows them."""
-    tasks: list[str] = setting()
+    tasks: list[str] = setting(once=True)
     """Task names of the backend. With several, each training episode draws one."""
     task_descriptions: dict[str, str] = setting({})
     """Task descriptions, the text that a policy gets: `{task: task_description}`. Tasks that are not listed here have
@@ -338,9 +334,9 @@ class EnvConfig:
     """spawn: each simulator process starts a new interpreter. fork: they are forked from a process that has imported
     the simulator's packages, which is faster and shares memory. auto: fork where the simulator allows it, else
     spawn."""
-    cameras: list[str] = setting([])
+    cameras: list[str] = setting([], once=True)
     """Cameras whose images the policy gets (V), by the backend's names, in this order; []: state observations only."""
-    image_size: list[int] = setting([224, 224], low=16, high=2048)
+    image_size: list[int] = setting([224, 224], low=16, high=2048, length=2)
     """Height and width of every camera's image [pixels]."""
     frames: int = setting(1, low=1, high=4)
     """Images of every camera that the policy gets: the newest, and those of the decisions before, which show motion. An
@@ -688,7 +684,7 @@ class OptimizerConfig:
     warmup: int = setting(0, low=0)
     """Iterations of linear warm-up: the first learns with 1 / (warmup + 1) of the scheduled rate. Without it, Adam's
     first steps have full length whatever the gradients. 0: none."""
-    betas: list[float] = setting([0.9, 0.999], low=0.0, below=1.0)
+    betas: list[float] = setting([0.9, 0.999], low=0.0, below=1.0, length=2)
     """Decay rates of the first and second moment."""
     eps: float = setting(1.0e-5, above=0.0, high=1.0)
     """Added to the denominator."""
@@ -884,7 +880,7 @@ class ServiceConfig:
 class TrackingConfig:
     """Metrics and videos of a run."""
 
-    sinks: list[str] = setting(["console", "jsonl", "tensorboard"], registry="SINKS")
+    sinks: list[str] = setting(["console", "jsonl", "tensorboard"], registry="SINKS", once=True)
     """Destinations of metrics; `embodyrl list sinks` shows them."""
     report: bool = setting(True)
     """Whether a run ends with `report.html`, which takes about two seconds; `embodyrl report` writes it at any time."""
