@@ -366,7 +366,7 @@ def program(arguments: list[str], folder: str, past_rules: bool) -> None:
     from embodyrl.cli.main import main
 
     # The report at the end takes longer than all the rest, and does not depend on the config.
-    setattr(importlib.import_module("embodyrl.runner.runner"), "write_report", lambda *_: None)  # noqa: B010
+    setattr(importlib.import_module("embodyrl.runner.ending"), "write_report", lambda *_: None)  # noqa: B010
     sys.argv = ["embodyrl", "run", *arguments]
     code = 1
     try:

@@ -90,7 +90,7 @@ def test_a_config_that_was_cut_short_or_changed_in_the_folder_is_refused(small_r
     assert json.loads((again.path / "checkpoints/last/manifest.json").read_text())["iteration"] == 2
 
 
-@pytest.mark.parametrize("step", ["embodyrl.runner.runner.lock_of", "embodyrl.runner.reproduction.Lock.save"])
+@pytest.mark.parametrize("step", ["embodyrl.runner.checkpointing.lock_of", "embodyrl.runner.reproduction.Lock.save"])
 def test_a_record_of_reproduction_that_fails_is_a_warning_and_the_checkpoint_whole(
     step: str, small_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, Mappi
     directory, watch = RunDir.create(loaded.config), Watch()
     write_config(directory.path, loaded)
     with open_runner(loaded, directory, started=time.monotonic()) as runner:
-        runner.sinks = [watch]
+        runner.context.sinks = [watch]
         assert runner.run() == 0
     directory.close()
     return watch.rows
