@@ -39,13 +39,14 @@ from typing import Any
 from config_mutations import broken_text
 
 from embodyrl.config import ConfigUse, load_config
+from embodyrl.config.infos import model_info
 from embodyrl.config.rules import checkpoint_notes
 from embodyrl.config.swap import swap
 from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.errors import UserError
 from embodyrl.models import build_policy, load_policy
 from embodyrl.models.saved import other_options, unread_note
-from embodyrl.registry import SupportedModel, load_target
+from embodyrl.registry import SupportedModel
 from embodyrl.version import __version__
 
 SLOW_S = 5.0
@@ -246,8 +247,7 @@ def _use(model: str, folder: Path) -> None:
     """Check a checkpoint as `embodyrl validate` does, and load it."""
     config = copy.deepcopy(base_config(model))
     object.__setattr__(config.model, "checkpoint", str(folder))
-    check = SupportedModel.entry(model).check
-    faults = [] if check is None else list(load_target(check)(config))
+    faults = list(model_info(model).check(config))
     if any(not str(fault.message) for fault in faults):
         raise AssertionError("a fault without a message")
     if not faults:

@@ -27,7 +27,7 @@ import numpy as np
 from vs_sb3 import make_our_env
 
 if TYPE_CHECKING:
-    from embodyrl.config.schema import Config
+    from embodyrl.config.schema import Config, RewardedConfig
 
 RESULTS = Path(__file__).resolve().parent / "results" / "sac.json"
 JOBS = {"metaworld_reach_sac": (13, 200), "gym_pendulum_sac": (10, 200), "dm_control_swingup_sac": (25, 20)}
@@ -132,7 +132,9 @@ def make_env(config: Config, index: int) -> Any:
     import gymnasium
 
     env = gymnasium.wrappers.TimeLimit(make_bare(config), config.env.time_limit)
-    return gymnasium.wrappers.TransformReward(env, lambda reward: float(reward) * config.algorithm.reward_scale)
+    assert isinstance(config.algorithm, RewardedConfig)
+    scale = config.algorithm.reward_scale
+    return gymnasium.wrappers.TransformReward(env, lambda reward: float(reward) * scale)
 
 
 def make_bare(config: Config) -> Any:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import gymnasium
 
     from embodyrl.methods.on_policy.config import OnPolicyConfig
-from embodyrl.config.schema import Config
+from embodyrl.config.schema import Config, RewardedConfig
 
 OURS = "embodyrl"
 PEERS = ("sb3-subproc", "sb3-dummy")
@@ -164,8 +164,13 @@ def make_metaworld_env(config: Config, index: int) -> gymnasium.Env[Any, Any]:
         disable_env_checker=True,
         max_episode_steps=config.env.time_limit,
     )
-    scale = config.algorithm.reward_scale
+    scale = _reward_scale(config)
     return gymnasium.wrappers.TransformReward(env, lambda reward: float(reward) * scale)
+
+
+def _reward_scale(config: Config) -> float:
+    assert isinstance(config.algorithm, RewardedConfig)
+    return config.algorithm.reward_scale
 
 
 def make_our_env(config: Config, index: int) -> gymnasium.Env[Any, Any]:
@@ -181,7 +186,7 @@ def make_our_env(config: Config, index: int) -> gymnasium.Env[Any, Any]:
     assert isinstance(config.env, MetaWorldConfig)
     options = config.env
     task = config.env.tasks[0]
-    limit, start_states, scale = config.env.time_limit, config.env.start_states, config.algorithm.reward_scale
+    limit, start_states, scale = config.env.time_limit, config.env.start_states, _reward_scale(config)
 
     class SlotEnv(gymnasium.Env[Any, Any]):
         observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (39,), np.float32)

@@ -176,81 +176,28 @@ class ModelEntry(Entry):
     """Whether it consists of layers that can be recomputed, sharded and adapted; None: see its `parallel_plan`."""
     standalone: bool = False
     """Whether it can be built from its checkpoint without a simulator."""
-    check: Function | None = None
-    """`module:function` that takes the whole config and yields a `config.issues.ConfigIssue` for each fault,
-    without importing torch."""
+    info: str | type = "embodyrl.config.infos:ModelInfo"
+    """What else is known without importing it: a subclass of `config.infos.ModelInfo`, or `module:class`."""
     kept: Mapping[str, Any] = field(default_factory=dict)
     """Options that a saved policy keeps where a config leaves them null (see `options_to_save`), with their values in
     policies that did not save them."""
-    notes: Function | None = None
-    """`module:function` that takes the whole config and returns notes for `embodyrl validate`."""
-    executed: Function | None = None
-    """`module:function` that takes the folder of a checkpoint and returns the settings of `eval` that execute its
-    chunks as its own library does; empty: it does not say."""
     published: str | None = None
     """Name of its published size, or None."""
     checkpoints: Sequence[PublicCheckpoint] = ()
     """Its public checkpoints."""
-    flow: Function | None = None
-    """`module:function` that takes the section `model` of a flow policy (`models.flow.policy.FlowPolicy`) and the chunk
-    size, and returns the `models.flow.config.FlowSizes` of its checkpoint, without importing torch; None: it is no flow
-    policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatorEntry(Entry):
     """A simulator backend. Target: callable (config, num_slots) -> `envs.Simulator`."""
 
-    tasks: Function | None = None
-    """`module:function` that returns all task names without importing the simulator; None: known only to the running
-    simulator."""
-    listed_tasks: Function | None = None
-    """`module:function` that takes the simulator's name and returns all task names for `embodyrl list tasks`, for which
-    it may import packages; None: `tasks` does."""
-    cameras: Function | None = None
-    """`module:function` that returns all camera names; None: as with tasks."""
-    state_dim: Function | None = None
-    """`module:function` that takes the section `env` and returns the size of the state (S), or None if only the running
-    simulator knows it."""
-    environment_state: Function | None = None
-    """`module:function` that returns which numbers of the state are the environment's (`SimulatorSpec`), in the same
-    way; None: none are."""
-    action_dim: Function | None = None
-    """`module:function` that returns the size of an action (D), in the same way."""
-    control_frequency: Function | None = None
-    """`module:function` that returns the control steps per second [Hz], in the same way."""
-    discrete: Function | None = None
-    """`module:function` that returns whether an action is a choice, in the same way; None: it is not."""
-    time_limit: Function | None = None
-    """`module:function` that takes the section `env` and returns the tasks' own time limit [control steps], the longest
-    of them, `config.schema.MOST_EPISODE_STEPS` if there is none, or None if only the running simulator knows it; None:
-    its tasks have no limits of their own."""
-    task_description: Function | None = None
-    """`module:function` that returns the task description of a task."""
-    further_tasks: Function | None = None
-    """`module:function` that takes the section `env` and returns the tasks that its options add to `tasks`, with their
-    task descriptions; None instead of them if what they are read from is not on this machine."""
-    initial_state: Function | None = None
-    """`module:function` that takes a start state and the section `env` and returns the number of the initial state, for
-    simulators in which several start states are the same one; None: each is its own."""
+    info: str | type = "embodyrl.config.infos:SimulatorInfo"
+    """What else is known without importing it: a subclass of `config.infos.SimulatorInfo`, or `module:class`."""
     graphics: str | None = None
     """Graphics interface of its renderer, `opengl` (MuJoCo) or `vulkan` (SAPIEN); decides the driver variables of its
     processes."""
-    rendering_checks: Function | None = None
-    """`module:function` for `embodyrl doctor`: takes the machine's `placement.plan.Inventory` and returns a list of
-    `placement.graphics.RenderingCheck`."""
     preload: Sequence[str] | None = None
     """Modules to import once before its processes are forked, see `placement.child`; None: forking is not safe."""
-    check: Function | None = None
-    """`module:function` that takes the whole config and yields a `config.issues.ConfigIssue` for each fault,
-    without importing the simulator."""
-    check_here: Function | None = None
-    """`module:function` that yields the same for what this machine lacks."""
-    assets: Function | None = None
-    """`module:function` for `embodyrl doctor` that returns which downloads are present, and the remedy for missing ones
-    or ""."""
-    fills_gpu: Function | None = None
-    """`module:function` that takes the section `env` and returns whether each process occupies a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +231,7 @@ class AdvantageEntry(Entry):
     actions: bool = False
     """Whether it supports rewards per action (`algorithm.reward_level: action`)."""
     check: Function | None = None
-    """As with models."""
+    """`module:function` that takes the whole config and yields a `config.issues.ConfigIssue` for each fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +243,7 @@ class LossEntry(Entry):
     corrects_staleness: bool = False
     """Whether it weights by the policy that acted, so that it may be an older one (`rollout.mode: async`)."""
     check: Function | None = None
-    """As with models."""
+    """As with advantages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +256,7 @@ class RewardEntry(Entry):
     """Whether it can be computed for single decisions, as they come from a replay: from `rewards`, `success` (only the
     first of an episode), `judged`, `executed`, `steps`, `terminated` and `truncated`."""
     check: Function | None = None
-    """As with models."""
+    """As with advantages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +266,7 @@ class FilterEntry(Entry):
     group: bool = True
     """Whether it drops groups."""
     check: Function | None = None
-    """As with models."""
+    """As with advantages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,6 +338,11 @@ class Registry(Generic[E]):
             raise TypeError(f"{what} is registered with facts={{...}}: write them as arguments of their own, {instead}")
         for key in known:
             if key not in fields:
+                if "info" in fields and hasattr(load_target(base := str(fields["info"].default)), key):
+                    raise TypeError(
+                        f"{what} is registered with {key}={known[key]!r:.80}: write it as method {key!r} of a subclass "
+                        f"of {base.replace(':', '.')}, and register that with info='module:class'"
+                    )
                 hint = did_you_mean(key, list(fields), lead=" - ")
                 raise TypeError(
                     f"{what} is registered with {key!r}, which no {entry} has{hint} (it has {', '.join(fields)})"
@@ -407,7 +359,7 @@ class Registry(Generic[E]):
         that are no class."""
         for each in dataclasses.fields(self.entry_type):
             value = known.get(each.name)
-            if each.name in ("options", "learner"):
+            if each.name in ("options", "learner", "info"):
                 what = "their dataclass" if each.name == "options" else "the class"
                 is_right, wanted = isinstance(value, str | type), f"{what}, or 'module:class'"
             else:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.config.infos import SimulatorInfo
 from embodyrl.config.schema import EnvConfig, setting
 from embodyrl.envs import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_tasks
@@ -116,21 +117,22 @@ class Plane(Slot):
         return image
 
 
-def task_names() -> list[str]:
-    """Return the names that `env.tasks` may hold; `embodyrl validate` asks for them."""
-    return list(TASKS)
+class PointMassInfo(SimulatorInfo[PointMassConfig]):
+    """What `embodyrl validate` asks before the simulator is imported."""
 
+    def tasks(self) -> list[str]:
+        """Return the names that `env.tasks` may hold."""
+        return list(TASKS)
 
-def camera_names() -> list[str]:
-    """Return the names that `env.cameras` may hold."""
-    return CAMERAS
+    def cameras(self) -> list[str]:
+        """Return the names that `env.cameras` may hold."""
+        return CAMERAS
 
 
 SIMULATORS.register(
     "point_mass",
     target=PointMass,
     options=PointMassConfig,
-    tasks="custom_simulator:task_names",
-    cameras="custom_simulator:camera_names",
+    info=PointMassInfo,
     summary="a point mass that is pushed to a goal (examples/custom_simulator.py)",
 )

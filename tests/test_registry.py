@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from embodyrl import registry
+from embodyrl.config.infos import SimulatorInfo, model_info, simulator_info
 from embodyrl.errors import DuplicateNameError, MissingPackageError, PluginError, UnknownNameError
 from embodyrl.registry import ADVANTAGES, REWARDS, SIMULATORS, STAGES, Entry, Registry, Requirement, SystemLibrary
 
@@ -135,15 +136,32 @@ def test_what_no_entry_has_is_refused_with_the_near_match() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tasks": dataclasses.fields}, r"tasks=<function fields at .*>, .*: write tasks='dataclasses:fields'$"),
-        ({"cameras": ["front"]}, r"cameras=\['front'\], expected the text 'module:function', .* first called$"),
+        ({"info": ["front"]}, r"info=\['front'\], expected the class, or 'module:class'$"),
+        (
+            {"cameras": "mine:names"},
+            r"cameras='mine:names': write it as method 'cameras' of a subclass of embodyrl.config.infos.SimulatorInfo, "
+            r"and register that with info='module:class'$",
+        ),
         ({"options": dataclasses.fields}, r"options=<function .*, expected their dataclass, or 'module:class'"),
     ],
 )
-def test_a_function_itself_is_no_text_that_names_it(given: dict[str, Any], message: str) -> None:
+def test_a_simulator_is_registered_with_a_class_of_what_is_known_of_it(given: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=f"simulator 'mine' is registered with {message}"):
         SIMULATORS.register("mine", target=print, summary="mine", **given)
     assert "mine" not in SIMULATORS
+
+
+def test_what_is_known_is_a_class_of_the_right_kind_without_misspelt_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SIMULATORS, "_entries", dict(SIMULATORS._entries))
+    SIMULATORS.register("mine", target=print, summary="mine", info="embodyrl.config.infos:ModelInfo")
+    with pytest.raises(PluginError, match=r"info='.*:ModelInfo', which is no subclass of .*\.SimulatorInfo$"):
+        simulator_info("mine")
+    SIMULATORS.register("other", target=print, summary="other", info="embodyrl.config.infos:SimulatorInf")
+    with pytest.raises(PluginError, match="did you mean 'SimulatorInfo'"):
+        simulator_info("other")
+    assert simulator_info("unknown").tasks() is None and model_info("unknown").executed(Path()) == {}
+    with pytest.raises(TypeError, match=r"Mine\.camera answers nothing .* - did you mean 'cameras'\?"):
+        type("Mine", (SimulatorInfo,), {"camera": print})
 
 
 def test_a_registration_as_it_was_written_before_says_what_to_write() -> None:

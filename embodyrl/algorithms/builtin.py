@@ -8,7 +8,6 @@ from __future__ import annotations
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, LOSSES, REWARDS
 
 COMPARES = "embodyrl.algorithms.options:compares_groups"
-CHECK = "embodyrl.algorithms.options:check_grpo"
 
 
 def declare_losses() -> None:
@@ -66,7 +65,6 @@ def declare_advantages() -> None:
         whole=True,
         group=COMPARES,
         actions=False,
-        check=CHECK,
         summary="return relative to a group's or the batch's: GRPO, Dr.GRPO, RLOO, REINFORCE++-baseline; no critic",
     )
     ADVANTAGES.register(

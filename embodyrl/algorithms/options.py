@@ -86,7 +86,7 @@ class GRPOConfig(AdvantageConfig):
     """The mean that is subtracted: of the episode's group, of the whole batch, or none."""
     std_level: NormLevel = setting(NormLevel.group)
     """The standard deviation to divide by: of the group, of the batch, or none (`unbiased` and `eps` are not used)."""
-    leave_one_out: bool = setting(False)
+    leave_one_out: bool = setting(False, only_with={"mean_level": ("group", "batch")})
     """The mean is that of the other episodes (RLOO)."""
     unbiased: bool = setting(True)
     """The standard deviation of n episodes divides by n - 1; otherwise by n."""
@@ -159,19 +159,6 @@ def compares_groups(options: AdvantageConfig) -> bool:
     """Return whether `grpo` compares the episodes of a group, rather than those of the whole batch."""
     assert isinstance(options, GRPOConfig)
     return NormLevel.group in (options.mean_level, options.std_level)
-
-
-def check_grpo(config: Config) -> Iterator[ConfigIssue]:
-    """Check that leave-one-out has a mean to change."""
-    options = config.algorithm.parts()["advantage"]
-    assert isinstance(options, GRPOConfig)
-    if options.leave_one_out and options.mean_level is NormLevel.none:
-        yield ConfigIssue(
-            "algorithm.advantage.leave_one_out",
-            "algorithm.advantage.leave_one_out has no use: algorithm.advantage.mean_level is 'none', so no mean is "
-            "subtracted",
-            "set algorithm.advantage.mean_level to group, or algorithm.advantage.leave_one_out to false",
-        )
 
 
 def check_accuracy(config: Config) -> Iterator[ConfigIssue]:
@@ -279,7 +266,7 @@ def _absent(name: str, config: Config) -> tuple[str, str]:
         return "there is no reference policy", "set algorithm.kl_coef above 0"
     elif name == "images" and not config.env.cameras:
         return "there are no images", "name some in env.cameras"
-    elif name == "embeddings" and not isinstance(algorithm.reward, EncodingRewardConfig):
+    elif name == "embeddings" and not isinstance(algorithm.parts().get("reward"), EncodingRewardConfig):
         remedy = "derive them from embodyrl.algorithms.options.EncodingRewardConfig"
         return "its options do not say how episodes are encoded", remedy
     return "", ""
@@ -298,7 +285,7 @@ def _check_use(key: str, section: Any, named: Mapping[str, Any], what: str) -> I
     read_by_stage = option_names(EncodingRewardConfig) if isinstance(section, EncodingRewardConfig) else []
     for option in option_names(section):
         if option not in named and option not in read_by_stage:
-            message = f"option {option!r} of {what} has no use: its function does not name it"
+            message = f"{what} has an option {option!r}, which its function does not name"
             hint = did_you_mean(option, list(named), otherwise="let the function name it, or remove the option")
             yield ConfigIssue(f"algorithm.{key}.name", message, hint)
 

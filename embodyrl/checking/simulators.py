@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.checking.promises import Bench, Broken, DoesNotApply, Promise, needed, promise
+from embodyrl.config.infos import simulator_info
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.base import EpisodeOverError, RenderError, SimulatorError
 from embodyrl.envs.types import EpisodeSpec, Observation, Simulator
-from embodyrl.registry import SIMULATORS, load_target
+from embodyrl.registry import SIMULATORS
 
 LIMIT = 12
 """Time limit of the episodes that are played [control steps]."""
@@ -253,14 +254,13 @@ def spec_says_what_is_offered(bench: SimulatorBench) -> None:
 @_promise("what the registration says of it before it starts is true", "__init__")
 def what_is_said_before_it_starts_is_true(bench: SimulatorBench) -> None:
     """Check the facts of the registry entry that are computed without the simulator."""
-    entry, spec = SIMULATORS.entry(bench.config.name), bench.simulator.spec
+    info, spec = simulator_info(bench.config.name), bench.simulator.spec
     facts = {"state_dim": spec.proprio_dim, "action_dim": spec.action_dim, "control_frequency": spec.control_frequency}
-    functions = {name: function for name in facts if (function := getattr(entry, name)) is not None}
-    if not functions:
-        raise DoesNotApply("it is registered without state_dim, action_dim and control_frequency")
-    for name, function in functions.items():
-        said = load_target(function)(bench.config)
-        _require(said in (None, facts[name]), f"{name} says {said}, the simulator has {facts[name]}", f"see {function}")
+    if not any(info.says(name) for name in facts):
+        raise DoesNotApply("its info says neither state_dim, action_dim nor control_frequency")
+    for name, fact in facts.items():
+        said, where = getattr(info, name)(bench.config), f"{type(info).__module__}:{type(info).__qualname__}.{name}"
+        _require(said in (None, fact), f"{name} says {said}, the simulator has {fact}", f"see {where}")
 
 
 @_promise("observations and results have the declared shapes and types", "observe")

@@ -16,13 +16,14 @@ from typing import Any
 
 import psutil
 
+from embodyrl.config.infos import simulator_info
 from embodyrl.config.schema import Config
 from embodyrl.placement.cuda import TorchBuild, driver_version, why_no_cuda
 from embodyrl.placement.graphics import RenderingCheck
 from embodyrl.placement.plan import Inventory
 from embodyrl.placement.process import Probe, ProbeFailed
 from embodyrl.placement.ranks import idle_gpus
-from embodyrl.registry import SimulatorEntry, load_target
+from embodyrl.registry import SimulatorEntry
 from embodyrl.screen import counted
 
 GIB = 2**30
@@ -184,10 +185,10 @@ def assets(entry: SimulatorEntry) -> CheckResult | None:
 
     The downloads that a config needs are checked by the rules of the config.
     """
-    report = entry.assets
-    if report is None or entry.missing():
+    report = simulator_info(entry.name, installed=True).assets()
+    if report is None:
         return None
-    found, remedy = load_target(report)()
+    found, remedy = report
     return judged(f"{entry.name} assets", not remedy, found, remedy, needed=False)
 
 

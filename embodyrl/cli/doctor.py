@@ -12,11 +12,12 @@ from rich.text import Text
 from embodyrl.cli import checkup
 from embodyrl.cli.checkup import CheckResult, Started, Status
 from embodyrl.config import LoadedConfig
+from embodyrl.config.infos import simulator_info
 from embodyrl.config.schema import Device
 from embodyrl.placement.graphics import RenderingCheck
 from embodyrl.placement.plan import Inventory, inventory
 from embodyrl.placement.process import ProbeFailed
-from embodyrl.registry import SIMULATORS, SimulatorEntry, load_target
+from embodyrl.registry import SIMULATORS, SimulatorEntry
 from embodyrl.screen import counted
 from embodyrl.terminal import Console
 
@@ -69,14 +70,12 @@ def _start(loaded: LoadedConfig | None, machine: Inventory) -> list[Started]:
 def _rendering_checks(simulator: SimulatorEntry | None, machine: Inventory) -> list[RenderingCheck]:
     """Return the rendering checks that a simulator declares. For a simulator without any (and for None), return those
     of the simulators with the same graphics."""
-    if simulator is not None and simulator.rendering_checks is not None:
-        declared = [simulator.rendering_checks]
-    else:
+    declared = None if simulator is None else simulator_info(simulator.name).rendering_checks(machine)
+    if declared is None:
         graphics = None if simulator is None else simulator.graphics
-        alike = [entry for entry in SIMULATORS.entries() if graphics in (None, entry.graphics)]
-        declared = [entry.rendering_checks for entry in alike if entry.rendering_checks is not None]
-    # Simulators on one engine share a function.
-    return [check for function in dict.fromkeys(declared) for check in load_target(function)(machine)]
+        alike = [entry.name for entry in SIMULATORS.entries() if graphics in (None, entry.graphics)]
+        declared = [check for name in alike for check in simulator_info(name).rendering_checks(machine) or ()]
+    return list({check.subject: check for check in declared}.values())  # simulators on one engine have the same
 
 
 def _look(loaded: LoadedConfig | None, machine: Inventory) -> list[CheckResult]:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from embodyrl.cli.arguments import CommandLineError
 from embodyrl.config.files import builtin_folder, group_settings, list_experiments, list_groups, list_options
+from embodyrl.config.infos import simulator_info
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.registry import (
     ADVANTAGES,
@@ -25,9 +26,7 @@ from embodyrl.registry import (
     SINKS,
     STAGES,
     Registry,
-    SimulatorEntry,
     SupportedModel,
-    load_target,
 )
 from embodyrl.terminal import Console
 
@@ -109,7 +108,11 @@ def _show_tasks(which: str | None) -> None:
     if which is None:
         table = _table("tasks (embodyrl list tasks SIMULATOR)", "simulator", "tasks", "as env=OPTION")
         for entry in SIMULATORS.entries():
-            count = "-" if entry.missing() or (every := _tasks_of(entry)) is None else str(len(every))
+            count = (
+                "-"
+                if entry.missing() or (every := simulator_info(entry.name).listed_tasks()) is None
+                else str(len(every))
+            )
             options = [option for option in list_options("env") if group_settings("env", option)["name"] == entry.name]
             table.add_row(entry.name, count, ", ".join(options))
         return _print(table)
@@ -122,21 +125,14 @@ def _show_tasks(which: str | None) -> None:
     entry = SIMULATORS.entry(settings["name"])
     if missing := entry.missing():
         raise UserError(f"{entry.name} is not installed here: {missing[0].install}")
-    names = settings.get("tasks", _tasks_of(entry))
+    info = simulator_info(entry.name)
+    names = settings.get("tasks", info.listed_tasks())
     if names is None:
         raise UserError(f"only the running simulator {entry.name} knows its tasks")
-    describe = load_target(entry.task_description) if entry.task_description else lambda task: ""
     table = _table(f"tasks of {which} (env.tasks)", "name", "task description")
     for name in names:
-        table.add_row(name, describe(name))
+        table.add_row(name, info.task_description(name))
     _print(table)
-
-
-def _tasks_of(entry: SimulatorEntry) -> list[str] | None:
-    """Return all task names of a simulator that is installed; None if only the running simulator knows them."""
-    if entry.listed_tasks is not None:
-        return list(load_target(entry.listed_tasks)(entry.name))
-    return list(load_target(entry.tasks)()) if entry.tasks is not None else None
 
 
 def plural(noun: str) -> str:

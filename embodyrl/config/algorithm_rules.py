@@ -8,7 +8,7 @@ from typing import Any
 from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.needs import Learns
 from embodyrl.config.rules import fact, needs_of_all, rule
-from embodyrl.config.schema import Config, LearningRate, Precision, RolloutConfig, RolloutMode
+from embodyrl.config.schema import Config, Precision
 from embodyrl.registry import (
     ADVANTAGES,
     ALGORITHMS,
@@ -35,20 +35,6 @@ def components_can_run_so(config: Config) -> Iterator[ConfigIssue]:
 
 
 @rule
-def only_async_rollouts_are_stale(config: Config) -> Iterator[ConfigIssue]:
-    """Check that the age of policies is limited only where rollouts are asynchronous."""
-    staleness = config.rollout.max_staleness
-    if config.rollout.mode is RolloutMode.sync and staleness != RolloutConfig().max_staleness:
-        yield ConfigIssue(
-            ("rollout.max_staleness", "rollout.mode"),
-            f"rollout.max_staleness = {staleness} has no use: rollout.mode is sync, so that the newest policy acts",
-            "leave it out"
-            + ("" if config.algorithm.needs(config).replay is not None else ", or set rollout.mode to async"),
-            fix={"rollout.max_staleness": LEAVE_OUT},
-        )
-
-
-@rule
 def demonstrations_are_learned_from(config: Config) -> Iterator[ConfigIssue]:
     """Check that demonstrations are named if the algorithm learns from them, and only then."""
     name, path = config.algorithm.name, config.data.path
@@ -70,7 +56,7 @@ def demonstrations_are_learned_from(config: Config) -> Iterator[ConfigIssue]:
         others = _learning_from_demonstrations(config)
         yield ConfigIssue(
             ("data.path", "algorithm.name"),
-            f"data.path has no use: algorithm {name!r} learns from rollouts",
+            f"data.path is set, but algorithm {name!r} learns from rollouts alone",
             "set data.path to null" + (f", or algorithm to {' or '.join(others)}" if others else ""),
             fix={"data.path": LEAVE_OUT},
         )
@@ -105,19 +91,6 @@ def weights_can_be_computed_with(config: Config) -> Iterator[ConfigIssue]:
             ("engine.precision", "model.dtype"),
             "engine.precision = float32, but weights held in model.dtype = bfloat16 are computed with in bfloat16",
             "set engine.precision to auto, or model.dtype to float32",
-        )
-
-
-@rule
-def only_rates_that_fall_have_a_floor(config: Config) -> Iterator[ConfigIssue]:
-    """Check that a floor comes with a learning rate that falls."""
-    settings = config.engine.optimizer
-    if settings.lr_floor > 0.0 and settings.schedule is LearningRate.constant:
-        yield ConfigIssue(
-            ("engine.optimizer.lr_floor", "engine.optimizer.schedule"),
-            f"engine.optimizer.lr_floor = {settings.lr_floor} has no use: engine.optimizer.schedule is constant",
-            "set engine.optimizer.lr_floor to 0, or engine.optimizer.schedule to linear or cosine",
-            fix={"engine.optimizer.lr_floor": LEAVE_OUT},
         )
 
 

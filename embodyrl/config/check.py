@@ -219,7 +219,13 @@ class _Checker:
             entries = [_bare(value)] * (len(setting.default or ()) or 1 if not setting.required else 1)
             self.fault(path, f"{dotted(path)} must be a list, got {show(value)}", f"write [{', '.join(entries)}]")
             return
+        limits = setting.field.metadata
+        if limits.get("length", None) not in (None, len(value)):
+            message = f"{dotted(path)} must have {limits['length']} entries, got {len(value)}"
+            self.fault(path, message, f"write {limits['length']}, as in {show(setting.default)}")
         for index, entry in enumerate(value):
+            if limits.get("once") and entry in value[:index]:
+                self.fault((*path, index), f"{dotted(path)} names {entry!r} twice", "remove one of them")
             if setting.section_of_entries is not None:
                 self.subsection(setting, setting.section_of_entries, entry, (*path, index))
             else:

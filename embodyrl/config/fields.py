@@ -18,6 +18,7 @@ from typing import Any
 
 import embodyrl.registry
 from embodyrl.config.issues import ConfigIssue, KeyPath
+from embodyrl.config.schema import AlgorithmConfig
 from embodyrl.config.values import check_value, choices_in
 from embodyrl.errors import UserError, line_of
 from embodyrl.registry import Registry
@@ -127,13 +128,13 @@ def chosen_name(section: type, data: Any) -> str | None:
 def is_component(section: type) -> bool:
     """Return whether a section holds only a component's name and options, as `algorithm.loss` does. A config may write
     just the name in place of such a section, and another name resets it. `env` and `model` have common settings as
-    well."""
-    return registry_of(section) is not None and len(settings_of(section)) == 1
+    well, and methods share most of theirs."""
+    return registry_of(section) is not None and len(settings_of(section)) == 1 and section is not AlgorithmConfig
 
 
 def component_sections(root: type) -> Mapping[KeyPath, type]:
     """Return the sections below `root` for which `is_component` holds, by their paths; also those that only some
-    components of a section with such sections have, as the methods of `algorithm`."""
+    methods of `algorithm` have."""
     return _component_sections(root, len(embodyrl.registry.ALGORITHMS.names()))
 
 
@@ -146,7 +147,7 @@ def _component_sections(root: type, registered: int) -> Mapping[KeyPath, type]:
             found[(name,)] = setting.section
         elif setting.section is not None:
             below = dict(_component_sections(setting.section, registered))
-            for options in choices_of(setting.section) if below and registry_of(setting.section) else ():
+            for options in choices_of(setting.section) if setting.section is AlgorithmConfig else ():
                 below |= _component_sections(options, registered)
             found |= {(name, *path): section for path, section in below.items()}
     return found

@@ -24,7 +24,7 @@ class Learns(StrEnum):
     weighted_imitation = "weighted_imitation"
     """Its supervised loss, in which each sample has a weight (`ModelEntry.weighs`)."""
     noise = "noise"
-    """The noise of a flow policy, which stays as it is (`ModelEntry.flow`)."""
+    """The noise of a flow policy, which stays as it is (`models.flow.config.FlowInfo`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,21 +7,10 @@ from collections.abc import Iterator
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import rule
-from embodyrl.config.schema import Config, OnLoss, PlacementBackend
+from embodyrl.config.schema import Config, PlacementBackend
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 """`host:port`."""
-
-
-@rule
-def gpus_are_shared_with_workers(config: Config) -> Iterator[ConfigIssue]:
-    """Check that there are rollout workers if they are to share GPUs."""
-    if config.placement.rollout.share_gpus and not config.placement.rollout.workers:
-        yield ConfigIssue(
-            ("placement.rollout.share_gpus", "placement.rollout.workers"),
-            "placement.rollout.share_gpus has no use: there are no rollout workers",
-            "set placement.rollout.workers to 1 or more, or leave share_gpus out",
-        )
 
 
 @rule
@@ -41,39 +30,6 @@ def ray_has_an_address(config: Config) -> Iterator[ConfigIssue]:
             ("placement.address",),
             f"placement.address = {placement.address!r} is not the host:port of a cluster's head",
             "set it as in 10.0.0.1:6379 (neither auto nor ray://...: the run takes part in the cluster itself)",
-        )
-
-
-@rule
-def machines_are_those_of_ray(config: Config) -> Iterator[ConfigIssue]:
-    """Check that settings about other machines come with Ray."""
-    placement = config.placement
-    if placement.backend is PlacementBackend.ray:
-        return
-    used = {
-        "placement.address": placement.address is not None,
-        "placement.ranks.nodes": placement.ranks.nodes is not None,
-        "placement.rollout.nodes": placement.rollout.nodes is not None,
-        "placement.simulators.nodes": placement.simulators.nodes is not None,
-        "placement.on_loss": placement.on_loss is not OnLoss.fail,
-    }
-    for name in (name for name, is_used in used.items() if is_used):
-        yield ConfigIssue(
-            (name, "placement.backend"),
-            f"{name} has no use: placement.backend is local, and a local run has one machine",
-            f"set placement.backend to ray, or leave {name.removeprefix('placement.')} out",
-        )
-
-
-@rule
-def machines_of_workers_have_some(config: Config) -> Iterator[ConfigIssue]:
-    """Check that there are rollout workers for machines that are labelled for them."""
-    rollout = config.placement.rollout
-    if rollout.nodes is not None and not rollout.workers:
-        yield ConfigIssue(
-            ("placement.rollout.nodes", "placement.rollout.workers"),
-            f"placement.rollout.nodes = {rollout.nodes!r} has no use: there are no rollout workers",
-            "set placement.rollout.workers to 1 or more, or leave nodes out",
         )
 
 

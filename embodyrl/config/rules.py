@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from enum import Enum
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.compose import Composed
+from embodyrl.config.infos import model_info, simulator_info
 from embodyrl.config.issues import COMMAND_LINE, LEAVE_OUT, ConfigIssue, KeyPath, Location, dotted
 from embodyrl.config.needs import Learns, Needs
 from embodyrl.config.schema import (
@@ -21,13 +23,12 @@ from embodyrl.config.schema import (
     Episodes,
     Observe,
     ParallelBackend,
-    Schedule,
 )
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
 from embodyrl.files import NO_FOREIGN_ENTRIES, foreign_entry
 from embodyrl.hub import HubError, HubName, Kind, is_hub_name, parse
-from embodyrl.registry import ALGORITHMS, SIMULATORS, PublicCheckpoint, Registry, SupportedModel, load_target
+from embodyrl.registry import ALGORITHMS, SIMULATORS, PublicCheckpoint, Registry, SupportedModel
 
 if TYPE_CHECKING:
     from embodyrl.config.replay import ReplayConfig
@@ -158,37 +159,23 @@ def replay_of(config: Config) -> ReplayConfig | None:
 
 def state_dim(config: Config) -> int | None:
     """Return the size of the simulator's state (S); None if it is unknown before the simulator runs."""
-    size: int | None = _declared(config, "state_dim")
-    return size
+    return simulator_info(config.env.name).state_dim(config.env)
 
 
 def environment_state(config: Config) -> tuple[int, int] | None:
     """Return which numbers of the simulator's state are the environment's, (0, 0) if none are; None if it is unknown
     before the simulator runs."""
-    if fact(SIMULATORS, config.env.name, "environment_state") is None:
-        return (0, 0) if fact(SIMULATORS, config.env.name, "state_dim") is not None else None
-    found: tuple[int, int] | None = _declared(config, "environment_state")
-    return found
+    return simulator_info(config.env.name).environment_state(config.env)
 
 
 def action_dim(config: Config) -> int | None:
     """Return the size of the simulator's actions (D); None if it is unknown before the simulator runs."""
-    size: int | None = _declared(config, "action_dim")
-    return size
-
-
-def control_frequency(config: Config) -> float | None:
-    """Return the control steps per second [Hz]; None if they are unknown before the simulator runs."""
-    frequency: float | None = _declared(config, "control_frequency")
-    return frequency
+    return simulator_info(config.env.name).action_dim(config.env)
 
 
 def acts_by_choice(config: Config) -> bool | None:
     """Return whether the simulator's actions are discrete; None if it is unknown before the simulator runs."""
-    if fact(SIMULATORS, config.env.name, "discrete") is None:
-        return False if config.env.name in SIMULATORS else None
-    found: bool | None = _declared(config, "discrete")
-    return found
+    return simulator_info(config.env.name).discrete(config.env) if config.env.name in SIMULATORS else None
 
 
 def task_descriptions(config: Config) -> dict[str, str]:
@@ -202,34 +189,19 @@ def task_descriptions(config: Config) -> dict[str, str]:
 def further_tasks(config: Config) -> dict[str, str] | None:
     """Return the tasks that options of the simulator add to its own, with their task descriptions; None if that is
     unknown here."""
-    listing = fact(SIMULATORS, config.env.name, "further_tasks")
-    if listing is None or SIMULATORS.entry(config.env.name).missing():
-        return {}
-    found: dict[str, str] | None = load_target(listing)(config.env)
-    return found
+    return simulator_info(config.env.name, installed=True).further_tasks(config.env)
 
 
 def described_tasks(simulator: str, tasks: Collection[str] | None = None) -> dict[str, str]:
     """Return the task descriptions that a simulator itself gives, of these tasks or of all that it lists."""
-    describing, known = fact(SIMULATORS, simulator, "task_description"), known_tasks(simulator)
-    if describing is None or SIMULATORS.entry(simulator).missing():
-        return {}
-    describe = load_target(describing)
-    return {task: describe(task) for task in (known or tasks or ()) if tasks is None or task in tasks}
+    info = simulator_info(simulator, installed=True)
+    named = [task for task in (info.tasks() or tasks or ()) if tasks is None or task in tasks]
+    return {task: description for task in named if (description := info.task_description(task))}
 
 
-def known_tasks(simulator: str) -> list[str] | None:
+def known_tasks(simulator: str) -> Sequence[str] | None:
     """Return all tasks of a simulator; None if they are unknown before it runs."""
-    listing = fact(SIMULATORS, simulator, "tasks")
-    if listing is None or SIMULATORS.entry(simulator).missing():
-        return None
-    found: list[str] = load_target(listing)()
-    return found
-
-
-def _declared(config: Config, key: str) -> Any:
-    declared = fact(SIMULATORS, config.env.name, key)
-    return None if declared is None else load_target(declared)(config.env)
+    return simulator_info(simulator, installed=True).tasks()
 
 
 def _multiples(number: int, of: int) -> str:
@@ -248,6 +220,34 @@ def divisors(number: int, of: int) -> str:
     below = max((n for n in range(1, min(number, of) + 1) if of % n == 0), default=1)
     above = next((n for n in range(number, of + 1) if of % n == 0), None)
     return f"{below} or {above}" if above is not None and above != below else str(below)
+
+
+@rule
+def settings_do_something(config: Config) -> Iterator[ConfigIssue]:
+    """Check `only_with` of every setting: that another one lets it do something."""
+    yield from _idle(config, config, "")
+
+
+def _idle(config: Config, section: Any, path: str) -> Iterator[ConfigIssue]:
+    for each in fields(section):
+        value, name = getattr(section, each.name), f"{path}{each.name}"
+        if is_dataclass(value):
+            yield from _idle(config, value, f"{name}.")
+        needed = each.metadata.get("only_with")
+        if not needed or value == (each.default if each.default_factory is MISSING else each.default_factory()):
+            continue
+        for key, able in needed.items():
+            other = key if "." in key else f"{path}{key}"
+            found: Any = reduce(getattr, other.split("."), config)
+            if found not in able and (able or not found):
+                some = "true" if found is False else "1 or more" if isinstance(found, int) else ""
+                to = f" to {' or '.join(able) or some}" if able or some else ""
+                yield ConfigIssue(
+                    (name, other),
+                    f"{name} = {show(value)} does nothing while {other} is {show(found)}",
+                    f"set {other}{to}, or leave {name} out",
+                    fix={name: LEAVE_OUT},
+                )
 
 
 @rule
@@ -346,7 +346,7 @@ def _even_shares(config: Config, count: int, processes: str, setting: str) -> It
 
 @rule
 def envs_form_blocks(config: Config) -> Iterator[ConfigIssue]:
-    """Check that the envs can be divided into blocks, and that these are kept separate."""
+    """Check that the envs can be divided into blocks."""
     blocks, envs, size = config.rollout.blocks, config.env.num_envs, config.rollout.group_size
     if not isinstance(blocks, int):
         return
@@ -357,25 +357,6 @@ def envs_form_blocks(config: Config) -> Iterator[ConfigIssue]:
             f"env.num_envs = {envs} cannot be divided into rollout.blocks = {blocks} equal blocks{groups}",
             f"set rollout.blocks to {divisors(blocks, max(1, envs // size))}, or env.num_envs to "
             f"{_multiples(envs, blocks * size)}",
-        )
-    if config.rollout.schedule is Schedule.ready_batch:
-        yield ConfigIssue(
-            ("rollout.blocks", "rollout.schedule"),
-            f"rollout.blocks = {blocks} has no use: with ready_batch the policy acts for whichever envs are ready",
-            "set rollout.blocks to auto, or rollout.schedule to lockstep or pipeline",
-        )
-
-
-@rule
-def only_whole_episodes_are_counted(config: Config) -> Iterator[ConfigIssue]:
-    """Check that a number of episodes per env is set only with whole episodes."""
-    count = config.rollout.episodes_per_slot
-    if count > 1 and config.rollout.episodes is Episodes.continuous:
-        yield ConfigIssue(
-            ("rollout.episodes_per_slot", "rollout.episodes"),
-            f"rollout.episodes_per_slot = {count} has no use: rollout.episodes is 'continuous'",
-            "set rollout.episodes to whole, or rollout.episodes_per_slot to 1",
-            fix={"rollout.episodes_per_slot": LEAVE_OUT},
         )
 
 
@@ -614,19 +595,19 @@ def run_is_named_like_a_folder(config: Config) -> Iterator[ConfigIssue]:
 
 
 @rule
-def tasks_are_named_once(config: Config) -> Iterator[ConfigIssue]:
-    """Check that there is a task, and none twice."""
+def there_is_a_task(config: Config) -> Iterator[ConfigIssue]:
+    """Check that there is a task."""
     if not config.env.tasks:
         yield ConfigIssue(("env.tasks",), "env.tasks is empty", "name at least one task of the simulator")
-    yield from _repeated("env.tasks", config.env.tasks)
 
 
 @rule
 def tasks_are_known(config: Config) -> Iterator[ConfigIssue]:
     """Check that the simulator has the tasks, as far as this is known without importing it."""
     further = further_tasks(config)
-    if further is not None:
-        yield from _unknown(config, "task", config.env.tasks, further)
+    known = known_tasks(config.env.name)
+    if further is not None and known is not None:
+        yield from _unknown(config, "task", config.env.tasks, [*known, *further])
 
 
 @rule
@@ -646,19 +627,17 @@ def task_descriptions_are_of_tasks(config: Config) -> Iterator[ConfigIssue]:
 @rule
 def cameras_are_known(config: Config) -> Iterator[ConfigIssue]:
     """Check that the simulator has the cameras, as far as this is known without importing it."""
-    yield from _unknown(config, "camera", config.env.cameras)
+    known = simulator_info(config.env.name, installed=True).cameras()
+    if known is not None:
+        yield from _unknown(config, "camera", config.env.cameras, known)
 
 
 _SHORT_LIST = 12
 """Longest list of names that follows a near match."""
 
 
-def _unknown(config: Config, kind: str, names: list[str], further: Iterable[str] = ()) -> Iterator[ConfigIssue]:
-    """Yield an issue for each of `names` that is not among the simulator's tasks or cameras, nor the `further` ones."""
-    listing = fact(SIMULATORS, config.env.name, f"{kind}s")
-    if listing is None or SIMULATORS.entry(config.env.name).missing():
-        return
-    known: list[str] = [*load_target(listing)(), *further]
+def _unknown(config: Config, kind: str, names: list[str], known: Sequence[str]) -> Iterator[ConfigIssue]:
+    """Yield an issue for each of `names` that is not among the `known` tasks or cameras."""
     for index, name in enumerate(names):
         if name not in known:
             near, listed = did_you_mean(name, known), f"{kind}s: {', '.join(known)}"
@@ -666,12 +645,6 @@ def _unknown(config: Config, kind: str, names: list[str], further: Iterable[str]
                 listed = f"`embodyrl list tasks {config.env.name}` shows all {len(known)}"
             message = f"{config.env.name} has no {kind} {name!r}"
             yield ConfigIssue(f"env.{kind}s.{index}", message, f"{near} ({listed})" if near else listed)
-
-
-@rule
-def cameras_are_named_once(config: Config) -> Iterator[ConfigIssue]:
-    """Check that no camera is listed twice."""
-    yield from _repeated("env.cameras", config.env.cameras)
 
 
 @rule
@@ -707,32 +680,14 @@ def frames_are_read(config: Config) -> Iterator[ConfigIssue]:
 
 
 @rule
-def image_size_is_two(config: Config) -> Iterator[ConfigIssue]:
-    """Check that the image size is a height and a width."""
-    size = config.env.image_size
-    if len(size) != 2:
-        yield ConfigIssue(
-            ("env.image_size",),
-            f"env.image_size must have 2 entries, got {len(size)}",
-            "write height and width [pixels], as in [224, 224]",
-        )
-
-
-@rule
 def simulator_can_run_so(config: Config) -> Iterator[ConfigIssue]:
     """Run the checks of the simulator that do not import it."""
-    check = fact(SIMULATORS, config.env.name, "check")
-    if check is None or SIMULATORS.entry(config.env.name).missing():
-        return
-    yield from load_target(check)(config)
+    yield from simulator_info(config.env.name, installed=True).check(config)
 
 
 def simulator_runs_here(config: Config) -> Iterator[ConfigIssue]:
     """Check that this machine has what the simulator needs."""
-    check = fact(SIMULATORS, config.env.name, "check_here")
-    if check is None or SIMULATORS.entry(config.env.name).missing():
-        return
-    yield from load_target(check)(config)
+    yield from simulator_info(config.env.name, installed=True).check_here(config)
 
 
 @rule
@@ -740,10 +695,8 @@ def model_can_run_so(config: Config) -> Iterator[ConfigIssue]:
     """Run the checks of the model that do not import it."""
     foreign = list(_foreign_entries(config))
     yield from foreign
-    check = fact(SupportedModel, config.model.name, "check")
-    if foreign or check is None or SupportedModel.entry(config.model.name).missing():
-        return
-    yield from load_target(check)(config)
+    if not foreign:
+        yield from model_info(config.model.name, installed=True).check(config)
 
 
 def _foreign_entries(config: Config) -> Iterator[ConfigIssue]:
@@ -755,31 +708,4 @@ def _foreign_entries(config: Config) -> Iterator[ConfigIssue]:
 
 def checkpoint_notes(config: Config) -> list[str]:
     """Return the model's notes about its checkpoint that are no faults, such as options read from its files."""
-    notes = fact(SupportedModel, config.model.name, "notes")
-    if notes is None or SupportedModel.entry(config.model.name).missing():
-        return []
-    return list(load_target(notes)(config))
-
-
-@rule
-def sinks_are_named_once(config: Config) -> Iterator[ConfigIssue]:
-    """Check that no sink is listed twice."""
-    yield from _repeated("tracking.sinks", config.tracking.sinks)
-
-
-def _repeated(path: str, names: list[str]) -> Iterator[ConfigIssue]:
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            yield ConfigIssue((f"{path}.{index}",), f"{path} names {name!r} twice", "remove one of them")
-
-
-@rule
-def betas_are_two(config: Config) -> Iterator[ConfigIssue]:
-    """Check that there is a decay rate for each of Adam's two moments."""
-    betas = config.engine.optimizer.betas
-    if len(betas) != 2:
-        yield ConfigIssue(
-            ("engine.optimizer.betas",),
-            f"engine.optimizer.betas must have 2 entries, got {len(betas)}",
-            "write one rate for each moment, as in [0.9, 0.999]",
-        )
+    return list(model_info(config.model.name, installed=True).notes(config))

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 import embodyrl.registry
+from embodyrl.config.infos import simulator_info
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Idleness, IterationSize, Needs
 from embodyrl.errors import UserError
@@ -37,7 +38,10 @@ def setting(
     below: float | None = None,
     words: tuple[str, ...] = (),
     registry: str | None = None,
+    length: int | None = None,
+    once: bool = False,
     of_tasks: OfTasks | None = None,
+    only_with: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Any:
     """Return a dataclass field with its legal values.
 
@@ -51,11 +55,14 @@ def setting(
         above, below: exclusive bounds.
         words: for `int | str`, `float | str` and `bool | str` fields, the strings that are legal.
         registry: name of the registry in `embodyrl.registry` whose names are legal (lists, maps: of every entry).
+        length: entries that a list must have.
+        once: whether a list may have no entry twice.
         of_tasks: for options of simulators whose value depends on the tasks: severity of leaving a value that a group
             file wrote for other tasks. None: the value does not depend on tasks.
+        only_with: other settings, by name in this section or by full name, with the values that let this one do
+            something; (): any but null, 0, false and []. With others only its default is legal.
     """
-    metadata = {"low": low, "high": high, "above": above, "below": below, "words": words, "registry": registry}
-    metadata["of_tasks"] = of_tasks
+    metadata = {name: value for name, value in locals().items() if name != "default"}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -67,8 +74,6 @@ MOST_EPISODE_STEPS = 10_000_000
 """Longest time limit of an episode [control steps]; stands for none."""
 AUTO = "auto"
 """Value that is determined for the machine or the tasks."""
-USUAL_EPISODE_STEPS = 100
-"""Time limit of simulators that declare none (`SimulatorEntry.time_limit`) [control steps]."""
 WIDEST_LAYER = 16_384
 """Most numbers of a layer whose width is an option; a checkpoint that says more is damaged."""
 LONGEST_WAIT_S = 1.0e6
@@ -312,7 +317,7 @@ class EnvConfig:
 
     name: str = setting(registry="SIMULATORS")
     """Simulator backend; `embodyrl list simulators` shows them."""
-    tasks: list[str] = setting()
+    tasks: list[str] = setting(once=True)
     """Task names of the backend. With several, each training episode draws one."""
     task_descriptions: dict[str, str] = setting({})
     """Task descriptions, the text that a policy gets: `{task: task_description}`. Tasks that are not listed here have
@@ -329,9 +334,9 @@ class EnvConfig:
     """spawn: each simulator process starts a new interpreter. fork: they are forked from a process that has imported
     the simulator's packages, which is faster and shares memory. auto: fork where the simulator allows it, else
     spawn."""
-    cameras: list[str] = setting([])
+    cameras: list[str] = setting([], once=True)
     """Cameras whose images the policy gets (V), by the backend's names, in this order; []: state observations only."""
-    image_size: list[int] = setting([224, 224], low=16, high=2048)
+    image_size: list[int] = setting([224, 224], low=16, high=2048, length=2)
     """Height and width of every camera's image [pixels]."""
     frames: int = setting(1, low=1, high=4)
     """Images of every camera that the policy gets: the newest, and those of the decisions before, which show motion. An
@@ -365,12 +370,7 @@ class EnvConfig:
             return self.max_episode_steps
         if self.max_episode_steps is None:
             return MOST_EPISODE_STEPS
-        registry = embodyrl.registry.SIMULATORS
-        own = registry.entry(self.name).time_limit if self.name in registry else None
-        if own is None:
-            return USUAL_EPISODE_STEPS
-        limit: int | None = embodyrl.registry.load_target(own)(self)
-        return limit
+        return simulator_info(self.name).time_limit(self)
 
     @property
     def time_limit(self) -> int:
@@ -443,11 +443,11 @@ class RolloutConfig:
     mode: RolloutMode = setting(RolloutMode.sync)
     """sync: rollout and learning take turns. async: rollout workers collect the next rollouts while the ranks learn, so
     that an iteration takes the longer of both instead of their sum; needs `placement.rollout.workers`."""
-    max_staleness: int = setting(1, low=0)
+    max_staleness: int = setting(1, low=0, only_with={"mode": ("async",)})
     """async: rollouts that are collected ahead of learning. Each acts with the newest weights at the moment when it is
     asked for, that many iterations before it is learned from; no time decides that, so runs repeat exactly. 0 gives the
     numbers of sync with as many blocks, see `blocks`."""
-    blocks: int | str = setting("auto", low=1, words=("auto",))
+    blocks: int | str = setting("auto", low=1, words=("auto",), only_with={"schedule": ("lockstep", "pipeline")})
     """Equal parts of the envs for which the policy acts together, each with random numbers of its own. What is rolled
     out depends on their number, not on the number of processes that share them. auto: one for each process that rolls
     out."""
@@ -456,7 +456,7 @@ class RolloutConfig:
     observe: Observe = setting(Observe.chunk_end)
     """chunk_end: simulators return an observation at the end of a chunk. every_step: they return one after every
     action, which the batch keeps in `step_images` and `step_proprio`; the policy still acts on the last."""
-    episodes_per_slot: int = setting(1, low=1)
+    episodes_per_slot: int = setting(1, low=1, only_with={"episodes": ("whole",)})
     """Whole episodes per env in a rollout, one after the other without a pause. The batch has num_envs *
     episodes_per_slot trajectories."""
     group_size: int = setting(1, low=1)
@@ -518,21 +518,6 @@ class AlgorithmConfig:
 
     name: str = setting(registry="ALGORITHMS")
     """Algorithm, the stages of an iteration; `embodyrl list algorithms` shows them."""
-    reward: RewardConfig = component(RewardConfig)
-    """Reward to learn from: dense (the simulator's own), success (1 when the task is solved), difference (increase of
-    the dense reward), srpo (success, and for failures the progress towards it)."""
-    time_penalty: float = setting(0.0, low=0.0)
-    """Subtracted from the reward of every executed action."""
-    reward_scale: float = setting(1.0, above=0.0)
-    """Factor of rewards for learning, so that the critic's targets are of order 1 .. 10. Metrics show unscaled
-    rewards."""
-    gamma: float = setting(0.99, low=0.0, high=1.0)
-    """Discount factor."""
-    discount_per: DiscountPer = setting(DiscountPer.chunk)
-    """chunk: one factor of gamma per chunk. action: one per executed action, also inside a chunk."""
-    bootstrap: Bootstrap = setting(Bootstrap.truncation)
-    """truncation: an episode that the time limit cuts off is bootstrapped with the value of its last observation. none:
-    it counts as terminated."""
 
     @property
     def family(self) -> str:
@@ -557,7 +542,7 @@ class AlgorithmConfig:
 
     def parts(self) -> Mapping[str, Any]:
         """Return the sections that choose a registered function, by the kind of its registry."""
-        return {"reward": self.reward}
+        return {}
 
     def batches(self, config: Config) -> IterationSize:
         """Return how much a run learns from in an iteration."""
@@ -588,6 +573,31 @@ class AlgorithmConfig:
     def why_idle(self, metrics: Mapping[str, float]) -> Idleness | None:
         """Return why an iteration has made no optimiser step, as its metrics tell; None if nothing is known."""
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardedConfig(AlgorithmConfig):
+    """A method that learns from rewards."""
+
+    reward: RewardConfig = component(RewardConfig)
+    """Reward to learn from: dense (the simulator's own), success (1 when the task is solved), difference (increase of
+    the dense reward), srpo (success, and for failures the progress towards it)."""
+    time_penalty: float = setting(0.0, low=0.0)
+    """Subtracted from the reward of every executed action."""
+    reward_scale: float = setting(1.0, above=0.0)
+    """Factor of rewards for learning, so that the critic's targets are of order 1 .. 10. Metrics show unscaled
+    rewards."""
+    gamma: float = setting(0.99, low=0.0, high=1.0)
+    """Discount factor."""
+    discount_per: DiscountPer = setting(DiscountPer.chunk)
+    """chunk: one factor of gamma per chunk. action: one per executed action, also inside a chunk."""
+    bootstrap: Bootstrap = setting(Bootstrap.truncation)
+    """truncation: an episode that the time limit cuts off is bootstrapped with the value of its last observation. none:
+    it counts as terminated."""
+
+    def parts(self) -> Mapping[str, Any]:
+        """See `AlgorithmConfig`."""
+        return {"reward": self.reward}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -669,12 +679,12 @@ class OptimizerConfig:
     schedule: LearningRate = setting(LearningRate.constant)
     """Learning-rate schedule over run.iterations: constant, linear decay or cosine decay. A run that is made longer by
     `resume` is at an earlier point of the longer schedule, and says so."""
-    lr_floor: float = setting(0.0, low=0.0, below=1.0)
+    lr_floor: float = setting(0.0, low=0.0, below=1.0, only_with={"schedule": ("linear", "cosine")})
     """linear, cosine: final learning rate as a share of the initial one."""
     warmup: int = setting(0, low=0)
     """Iterations of linear warm-up: the first learns with 1 / (warmup + 1) of the scheduled rate. Without it, Adam's
     first steps have full length whatever the gradients. 0: none."""
-    betas: list[float] = setting([0.9, 0.999], low=0.0, below=1.0)
+    betas: list[float] = setting([0.9, 0.999], low=0.0, below=1.0, length=2)
     """Decay rates of the first and second moment."""
     eps: float = setting(1.0e-5, above=0.0, high=1.0)
     """Added to the denominator."""
@@ -771,11 +781,14 @@ class EngineConfig:
     """Data parallelism over several processes."""
 
 
+_RAY = {"placement.backend": ("ray",)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class MachinesConfig:
     """Machines for one kind of processes."""
 
-    nodes: str | None = setting(None)
+    nodes: str | None = setting(None, only_with=_RAY)
     """Label of the machines, with `placement.backend: ray`: value of their Ray node label `embodyrl`. null: those that
     are not labelled for another kind of processes; of simulators: those of the processes that roll out."""
 
@@ -787,7 +800,7 @@ class RolloutWorkersConfig(MachinesConfig):
     workers: int = setting(0, low=0)
     """Number of rollout workers, processes with a share of the envs and a copy of the policy. 0: the ranks roll out
     themselves. See also `rollout.mode`."""
-    share_gpus: bool = setting(False)
+    share_gpus: bool = setting(False, only_with={"workers": ()})
     """Compute on the GPUs of the ranks, whose memory then holds two copies of the policy. false: each worker has a GPU
     of its own."""
     timeout_s: float = setting(3600.0, low=10.0, high=LONGEST_WAIT_S)
@@ -816,7 +829,7 @@ class PlacementConfig:
     backend: PlacementBackend = setting(PlacementBackend.local)
     """What starts the processes. local: the run itself, on this machine (or torchrun, which decides on its own). ray:
     a Ray cluster that is up, on all of its machines (`pip install 'embodyrl[ray]'`, and docs/scaling.md)."""
-    address: str | None = setting(None)
+    address: str | None = setting(None, only_with=_RAY)
     """Address of the Ray cluster, `host:port` of its head."""
     ranks: MachinesConfig = field(default_factory=MachinesConfig)
     """The ranks; the first one is the process that was started, on its machine. Their number is
@@ -825,7 +838,7 @@ class PlacementConfig:
     """Rollouts and evaluations."""
     simulators: MachinesConfig = field(default_factory=MachinesConfig)
     """Simulators, on machines of their own: one host of simulators for each process that rolls out."""
-    on_loss: OnLoss = setting(OnLoss.fail)
+    on_loss: OnLoss = setting(OnLoss.fail, only_with=_RAY)
     """With ray, what follows when a machine is lost. fail: the run ends with an error. resume: it continues from its
     last checkpoint, or from the start if there is none yet, on the machines that are left; at the same numbers, as long
     as there are as many ranks."""
@@ -867,7 +880,7 @@ class ServiceConfig:
 class TrackingConfig:
     """Metrics and videos of a run."""
 
-    sinks: list[str] = setting(["console", "jsonl", "tensorboard"], registry="SINKS")
+    sinks: list[str] = setting(["console", "jsonl", "tensorboard"], registry="SINKS", once=True)
     """Destinations of metrics; `embodyrl list sinks` shows them."""
     report: bool = setting(True)
     """Whether a run ends with `report.html`, which takes about two seconds; `embodyrl report` writes it at any time."""

@@ -15,10 +15,11 @@ import yaml
 
 from embodyrl.config.fields import settings_of
 from embodyrl.config.files import PlainLoader, builtin_folder, group_settings, list_experiments
+from embodyrl.config.infos import simulator_info
 from embodyrl.config.issues import ConfigError, ConfigIssue, MissingDependency
 from embodyrl.config.load import load_config
 from embodyrl.config.rules import ConfigUse, fact
-from embodyrl.config.schema import AlgorithmConfig, RewardConfig, RolloutConfig
+from embodyrl.config.schema import AlgorithmConfig, RewardConfig, RewardedConfig, RolloutConfig
 from embodyrl.config.swap import SwapError, swap
 from embodyrl.registry import ADVANTAGES, ALGORITHMS, LOSSES, SIMULATORS, Registry, SupportedModel
 
@@ -83,8 +84,7 @@ def _start(env: str, model: str, algorithm: str) -> Start:
 
 def _faults_of_actions(file: Path, env: str) -> Sequence[ConfigIssue]:
     """Return what does not suit the simulator's actions, which some simulators tell only where they are installed."""
-    entry = SIMULATORS.entry(group_settings("env", env)["name"])
-    if entry.discrete is None or entry.missing():
+    if not simulator_info(group_settings("env", env)["name"], installed=True).says("discrete"):
         return ()
     try:
         load_config(file, use=ConfigUse.check)
@@ -277,11 +277,11 @@ def _scale_rewards(tree: Tree, env: Mapping[str, Any], family: str, algorithm: s
         _merge(tree, library("simulators").get(name), only_there=OF_METHOD)
     limit = env["max_episode_steps"]
     if family == "on_policy" and env.get("success_return") and limit:
-        steps = min(limit, 1.0 / (1.0 - _get(tree, "algorithm.gamma", AlgorithmConfig.gamma)))
+        steps = min(limit, 1.0 / (1.0 - _get(tree, "algorithm.gamma", RewardedConfig.gamma)))
         size = abs(env["success_return"]) / limit * steps
         _set(tree, "algorithm.reward_scale", str(float(f"{min(1.0, CRITIC_TARGETS / size):.0e}")))  # its first digit
-    scale = _get(tree, "algorithm.reward_scale", AlgorithmConfig.reward_scale)
-    if scale == AlgorithmConfig.reward_scale:
+    scale = _get(tree, "algorithm.reward_scale", RewardedConfig.reward_scale)
+    if scale == RewardedConfig.reward_scale:
         del tree["algorithm"].below["reward_scale"]
     else:
         _set(tree, "algorithm.reward_scale", f"{scale}  # so that discounted returns are of order 1 to 10")

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from embodyrl.config.infos import simulator_info
 from embodyrl.config.issues import ConfigIssue, MissingDependency
 from embodyrl.config.rules import (
     action_dim,
-    control_frequency,
     described_tasks,
     fact,
     known_tasks,
@@ -145,7 +145,7 @@ def check_for_critics(config: Config) -> Iterator[ConfigIssue]:
         )
     yield from check_tasks(config)
     yield from _sizes(config, spec, ("actions", "states"))
-    frequency = control_frequency(config)
+    frequency = simulator_info(config.env.name).control_frequency(config.env)
     if frequency is not None and max(1, round(spec.fps)) != max(1, round(frequency)):
         fitting = _action_repeat(config, spec.fps, frequency)
         yield ConfigIssue(

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from embodyrl.config import ConfigError, LoadedConfig, to_plain
 from embodyrl.config.build import differences, flat
+from embodyrl.config.infos import model_info, simulator_info
 from embodyrl.config.issues import COMMAND_LINE, Location, dotted
-from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config
 from embodyrl.errors import shell_command
 from embodyrl.evaluation.journal import ASKED_FILE, Command, Journal, digest_of, is_journal
 from embodyrl.evaluation.protocols import OWN, Protocol, ProtocolError, as_overrides, find, parts_of
 from embodyrl.evaluation.results import FILE, Comparison, Differing, Row, table
-from embodyrl.registry import SIMULATORS, SupportedModel, load_target
 from embodyrl.runner.build import build_acting, open_simulators, settings_of_torch_kept
 from embodyrl.runs import METRICS_FILE
 from embodyrl.runs.metrics import read_rows
@@ -157,10 +156,10 @@ def plan(load: Load, overrides: Sequence[str], policy: str, protocol: str, *, la
 
 def _executed(config: Config, weights: Path | None) -> dict[str, Any]:
     """Return the settings that execute chunks as the checkpoint's own library does; chunks are long enough for it."""
-    function, folder = fact(SupportedModel, config.model.name, "executed"), weights or config.model.checkpoint
-    if function is None or folder is None or not Path(folder).is_dir():
+    folder = weights or config.model.checkpoint
+    if folder is None or not Path(folder).is_dir():
         return {}
-    settings: dict[str, Any] = load_target(function)(Path(folder))
+    settings = model_info(config.model.name).executed(Path(folder))
     if (settings.get("eval.actions") or 1) > config.rollout.chunk_size:
         settings["rollout.chunk_size"] = settings["eval.actions"]
     return settings
@@ -435,7 +434,10 @@ class EvaluationRun:
             policy=self.plan.policy,
             protocol=self.plan.protocol,
             records=tuple(record for _, record in played),
-            initial_states=tuple(initial_state(config, record.start_state) for config, record in played),
+            initial_states=tuple(
+                simulator_info(config.env.name).initial_state(record.start_state, config.env)
+                for config, record in played
+            ),
             sampled=self.plan.parts[0].config.eval.sample,
             seconds=sum(self._seconds.values()),
             settings=tuple(kept_settings(part.loaded) for part in self.plan.parts),
@@ -446,12 +448,6 @@ class EvaluationRun:
 def _is_of(record: EpisodeRecord, planned: Sequence[EpisodeSpec]) -> bool:
     """Return whether a record is that of a planned episode."""
     return any((record.task, record.start_state, record.seed) == (it.task, it.start_state, it.seed) for it in planned)
-
-
-def initial_state(config: Config, start_state: int) -> int:
-    """Return the number of the initial state that a start state stands for under a config."""
-    target = SIMULATORS.entry(config.env.name).initial_state
-    return start_state if target is None else int(load_target(target)(start_state, config.env))
 
 
 def kept_settings(loaded: LoadedConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from embodyrl.algorithms.columns import Bound
-from embodyrl.config.schema import AlgorithmConfig, Config, EngineConfig
+from embodyrl.config.schema import AlgorithmConfig, Config, EngineConfig, RewardConfig
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import Ranks
 from embodyrl.envs import SimulatorSpec
@@ -51,8 +51,9 @@ class Learner:
     def __init__(self, engine: HybridEngine, algorithm: AlgorithmConfig, simulator: SimulatorSpec) -> None:
         self.engine, self.algorithm, self.simulator = engine, algorithm, simulator
         self.policy, self.device = engine.policy, engine.device
-        self.reward: Bound[Tensor] = Bound(REWARDS.load(algorithm.reward.name), algorithm.reward)
-        """The reward function that is learned from."""
+        reward = algorithm.parts().get("reward", RewardConfig())
+        self.reward: Bound[Tensor] = Bound(REWARDS.load(reward.name), reward)
+        """The reward function that is learned from; of a method that learns from none, the usual one."""
 
     @property
     def ranks(self) -> Ranks:

@@ -30,7 +30,7 @@ def collect(iteration: Iteration) -> None:
     if rollout.finished and success_rate(rollout.finished) is None and iteration.learner.reward.takes("success"):
         settings = iteration.config
         raise UserError(
-            f"algorithm.reward = {settings.algorithm.reward.name!r} rewards success, but simulator "
+            f"algorithm.reward = {settings.algorithm.parts()['reward'].name!r} rewards success, but simulator "
             f"{settings.env.name!r} does not say whether {', '.join(settings.env.tasks)} is solved: set "
             "env.success_return where the simulator has it, or algorithm.reward=dense"
         )

@@ -19,10 +19,7 @@ def on_libero(name: str, *suites: str, **options: Any) -> PublicCheckpoint:
 
 PI: dict[str, Any] = {
     "usual_chunk": 10,
-    "check": "embodyrl.models.pi.check:check",
-    "flow": "embodyrl.models.pi.check:flow_sizes",
-    "notes": "embodyrl.models.pi.check:notes",
-    "executed": "embodyrl.models.lerobot:executed",
+    "info": "embodyrl.models.pi.check:PiInfo",
     "kept": {"denoising_times": "summed", "normalization": None},
 }
 """Fields that pi0 and pi0.5 share."""
@@ -54,7 +51,7 @@ SupportedModel.register(
     max_chunk=32,
     blocks=False,
     images=False,
-    check="embodyrl.models.mlp.options:check",
+    info="embodyrl.models.mlp.options:MLPInfo",
     summary="policy and value network on state observations; continuous or discrete actions",
 )
 SupportedModel.register(
@@ -68,7 +65,7 @@ SupportedModel.register(
     frames=True,
     max_chunk=32,
     blocks=False,
-    check="embodyrl.models.cnn.options:check",
+    info="embodyrl.models.cnn.options:CNNInfo",
     summary="CNN on images, and the robot's state; continuous or discrete actions",
 )
 register_family(
@@ -76,8 +73,7 @@ register_family(
     "openvla:OpenVLAPolicy",
     "openvla:OpenVLAConfig",
     max_chunk=1,
-    check="embodyrl.models.openvla.config:check",
-    notes="embodyrl.models.prismatic.check:notes",
+    info="embodyrl.models.prismatic.check:PrismaticInfo",
     published="the published OpenVLA 7B",
     checkpoints=[
         *(on_libero(f"hf://openvla/openvla-7b-finetuned-libero-{suite}", suite) for suite in SUITES),
@@ -91,8 +87,7 @@ register_family(
     "openvla_oft:OpenVLAOFTPolicy",
     "openvla_oft:OpenVLAOFTConfig",
     usual_chunk=8,
-    check="embodyrl.models.openvla_oft.config:check",
-    notes="embodyrl.models.openvla_oft.config:notes",
+    info="embodyrl.models.openvla_oft.config:OpenVLAOFTInfo",
     published="the published OpenVLA-OFT 7B",
     checkpoints=[
         *(
@@ -113,8 +108,7 @@ register_family(
     "gr00t:Gr00tPolicy",
     "gr00t:Gr00tConfig",
     usual_chunk=16,
-    check="embodyrl.models.gr00t.check:check",
-    flow="embodyrl.models.gr00t.check:flow_sizes",
+    info="embodyrl.models.gr00t.check:Gr00tInfo",
     kept={"prompt_length": None},
     published="the published GR00T N1.5 (2.7B)",
     checkpoints=[
@@ -157,10 +151,7 @@ register_family(
     "smolvla:SmolVLAConfig",
     requires=[Requirement(module="tokenizers", install="pip install 'embodyrl[vla]'")],
     usual_chunk=50,
-    check="embodyrl.models.smolvla.check:check",
-    notes="embodyrl.models.smolvla.check:notes",
-    executed="embodyrl.models.lerobot:executed",
-    flow="embodyrl.models.smolvla.check:flow_sizes",
+    info="embodyrl.models.smolvla.check:SmolVLAInfo",
     published="the published SmolVLA (0.45B)",
     checkpoints=[
         on_libero("hf://HuggingFaceVLA/smolvla_libero", *SUITES),
@@ -174,9 +165,7 @@ register_family(
     "act:ACTConfig",
     requires=[],
     usual_chunk=100,
-    check="embodyrl.models.act.check:check",
-    notes="embodyrl.models.act.check:notes",
-    executed="embodyrl.models.lerobot:executed",
+    info="embodyrl.models.act.check:ACTInfo",
     published="the published ACT (52M)",
     checkpoints=[
         PublicCheckpoint(

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
+from embodyrl.config.infos import ModelInfo
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import unit_range
 from embodyrl.models.errors import PolicyError
@@ -386,21 +387,24 @@ def read_buffers(folder: Path) -> dict[str, NDArray[Any]]:
 # ---------------------------------------------------------------------------------------------------------------- files
 
 
-def executed(folder: Path) -> dict[str, Any]:
-    """Return how LeRobot executes the chunks of a checkpoint, as settings of `eval`; empty if its config.json does not
-    say, as that of openpi.
+class LerobotInfo(ModelInfo):
+    """A model whose checkpoints may be LeRobot's."""
 
-    Raises:
-        PolicyError: the file is damaged.
-    """
-    path = folder / CONFIG
-    config = read_json(path) if path.is_file() else {}
-    coefficient, steps = config.get("temporal_ensemble_coeff"), config.get("n_action_steps")
-    if isinstance(coefficient, int | float) and not isinstance(coefficient, bool):
-        return {"eval.ensemble": float(coefficient), "eval.actions": None}
-    if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0:
-        return {"eval.actions": steps, "eval.ensemble": None}
-    return {}
+    def executed(self, folder: Path) -> dict[str, Any]:
+        """Return how LeRobot executes the chunks of a checkpoint, as settings of `eval`; empty if its config.json does
+        not say, as that of openpi.
+
+        Raises:
+            PolicyError: the file is damaged.
+        """
+        path = folder / CONFIG
+        config = read_json(path) if path.is_file() else {}
+        coefficient, steps = config.get("temporal_ensemble_coeff"), config.get("n_action_steps")
+        if isinstance(coefficient, int | float) and not isinstance(coefficient, bool):
+            return {"eval.ensemble": float(coefficient), "eval.actions": None}
+        if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0:
+            return {"eval.actions": steps, "eval.ensemble": None}
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from embodyrl.config.infos import simulator_info
 from embodyrl.config.schema import Device, EnvConfig, Numa, StartMethod
 from embodyrl.errors import UserError
 from embodyrl.placement.graphics import Graphics, graphics_variables, read_graphics
@@ -21,7 +22,7 @@ from embodyrl.placement.topology import (
     read_gpus,
     read_nodes,
 )
-from embodyrl.registry import SIMULATORS, load_target
+from embodyrl.registry import SIMULATORS
 
 SINGLE_THREADED = {
     "OMP_NUM_THREADS": "1",
@@ -140,7 +141,7 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
         UserError: the slots cannot be divided evenly among that many workers.
     """
     entry = SIMULATORS.entry(config.name)
-    own_gpus = machine.gpus if entry.fills_gpu and load_target(entry.fills_gpu)(config) else None
+    own_gpus = machine.gpus if simulator_info(config.name).fills_gpu(config) else None
     count = _count_workers(config.num_envs, config.workers, machine.cores if own_gpus is None else len(own_gpus))
     share = config.num_envs // count
     homes = _assign_nodes(count, machine.usable_nodes, near) if binds(config.numa, machine) else [None] * count

@@ -30,7 +30,7 @@ def judge_of(config: Config, num_envs: int, device: torch.device) -> ClassifierR
     Raises:
         PolicyError: its files are missing or damaged.
     """
-    settings = config.algorithm.reward
+    settings = config.algorithm.parts().get("reward")
     if not isinstance(settings, ClassifierRewardConfig):
         return None
     folder = find_classifier(Path(str(settings.path)))

@@ -16,7 +16,7 @@ DO_WITHOUT = ("filter_groups", "shape_rewards", "update")
 def images_are_read(config: Config) -> bool:
     """Return whether a stage, reward, filter or loss of a run reads the column `images`; the policy is not asked."""
     changes, settings = config.pipeline, config.algorithm
-    if changes.function is not None or isinstance(settings.reward, EncodingRewardConfig):
+    if changes.function is not None or isinstance(settings.parts().get("reward"), EncodingRewardConfig):
         return True
     stages = [stage.function for stage in ALGORITHMS.load(settings.name)(config)]
     stages += [*changes.replace.values(), *(inserted.stage for inserted in changes.insert)]

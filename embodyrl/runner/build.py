@@ -281,7 +281,7 @@ def open_demonstrations(config: Config, manager: Offers, engine: HybridEngine) -
 
 
 def open_transitions(config: Config, demonstrations: Demonstrations, manager: Offers) -> Transitions | None:
-    """Return the demonstrations as decisions beside those of a replay; None if the algorithm has no use for them.
+    """Return the demonstrations as decisions beside those of a replay; None if the algorithm takes none.
 
     Raises:
         DatasetError: they have no rewards, no usable decision, or are too large.
@@ -290,7 +290,7 @@ def open_transitions(config: Config, demonstrations: Demonstrations, manager: Of
 
     if not config.algorithm.needs(config).transitions:
         return None
-    reward, tasks = config.algorithm.reward, list(dict.fromkeys(manager.spec.tasks.values()))
+    reward, tasks = config.algorithm.parts().get("reward"), list(dict.fromkeys(manager.spec.tasks.values()))
     judge_ends = reward.ends_episodes if isinstance(reward, ClassifierRewardConfig) else None
     return Transitions(demonstrations.store, tasks, judge_ends=judge_ends)
 

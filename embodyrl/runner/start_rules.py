@@ -173,15 +173,14 @@ def adapters_find_layers(config: Config) -> Iterator[ConfigIssue]:
 
 def images_are_looked_at(config: Config) -> Iterator[ConfigIssue]:
     """Check that no images are rendered for a model that reads none, unless a reward or a stage may read them."""
-    settings, changes, name = config.algorithm, config.pipeline, config.model.name
+    reward, changes, name = config.algorithm.parts().get("reward"), config.pipeline, config.model.name
     if fact(SupportedModel, name, "images") is not False or replay_of(config) is not None:
         return  # of replays another rule says more
     is_own = changes.function is not None or changes.insert or changes.replace
-    if config.env.cameras and not is_own and settings.reward.name in BLIND_REWARDS:
+    if config.env.cameras and not is_own and (reward is None or reward.name in BLIND_REWARDS):
         yield ConfigIssue(
             "env.cameras",
-            f"env.cameras = {config.env.cameras} has no use: model {name!r} reads states alone, and nothing else reads "
-            "images",
+            f"env.cameras = {config.env.cameras}, but model {name!r} reads states alone, and nothing else reads images",
             "set env.cameras to [] (videos do without), or choose a model that reads them, as cnn",
             fix={"env.cameras": []},
         )

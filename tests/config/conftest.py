@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from embodyrl.config import ConfigError, load_config
+from embodyrl.config.infos import SimulatorInfo, simulator_info
 from embodyrl.methods.replay import rules as replay_rules
 from embodyrl.methods.reward_classifier.config import RewardClassifierConfig
 from embodyrl.methods.sft.config import SFTConfig
@@ -80,13 +81,15 @@ def _built_in() -> list[tuple[Registry, dict[str, Entry]]]:
     return found
 
 
-def _not_asked(registry: Registry, entry: Entry) -> dict[str, None]:
-    """Fields of an entry that look at this machine, emptied; tests/envs has tests of them."""
-    of_package = ["tasks", "cameras", "task_description", "further_tasks"]
-    here = of_package if registry is SIMULATORS and entry.missing() else []
+def _not_asked(registry: Registry, entry: Entry) -> dict[str, type]:
+    """What is known of a simulator, without what looks at this machine; tests/envs has tests of that."""
+    if registry is not SIMULATORS:
+        return {}
+    here = ["tasks", "cameras", "task_description", "further_tasks"] if entry.missing() else []
     if entry.name != "gymnasium":  # which is always installed
-        here = [*here, "check", "check_here"] if registry is SIMULATORS else here
-    return dict.fromkeys(here)
+        here += ["check", "check_here"]
+    info = type(simulator_info(entry.name))
+    return {"info": type(info.__name__, (info,), {name: getattr(SimulatorInfo, name) for name in here})}
 
 
 @pytest.fixture

@@ -556,8 +556,8 @@ WANTS_OUTPUT = "return LossOutput(losses=..., metrics={...}) of embodyrl.algorit
             "**options: float)",
             [
                 f"{LOSS_OF}takes **options, but gets only what it names - name each column and option that it needs",
-                "my.yaml:3:19: option 'width' of loss 'mine' has no use: its function does not name it - let the "
-                "function name it, or remove the option",
+                "my.yaml:3:19: loss 'mine' has an option 'width', which its function does not name - let the function "
+                "name it, or remove the option",
             ],
         ),
         (

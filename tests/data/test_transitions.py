@@ -266,7 +266,7 @@ def of_metaworld(folder: Path, **changes: Any) -> Path:
         ({"outcome": False}, [], "do not hold both rewards and successes"),
         ({}, ["env.action_repeat=4"], "set env.action_repeat to 2, or record"),
         ({"fps": 37}, [], "the simulator 40: an action of theirs does something else - record them with"),
-        ({}, ["data.steps=7"], "data.steps has no use"),
+        ({}, ["data.steps=7"], "data.steps is set, but"),
         ({}, ["algorithm.off_policy.imitation.better_only=true", "algorithm.off_policy.imitation.coef=0"], "no use"),
         (
             {},

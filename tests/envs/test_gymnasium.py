@@ -15,7 +15,8 @@ import pytest
 from gymnasium import spaces
 
 from embodyrl.envs.base import NotFiniteError, RenderError
-from embodyrl.envs.gymnasium import checks, families
+from embodyrl.envs.gymnasium import families
+from embodyrl.envs.gymnasium.info import GymnasiumInfo
 from embodyrl.envs.gymnasium.simulator import Gymnasium, GymnasiumSlot, known_tasks
 from embodyrl.envs.images import resize
 from embodyrl.envs.mujoco import rendering
@@ -23,6 +24,8 @@ from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.envs.options import GymnasiumConfig
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.errors import UnknownNameError, UserError
+
+INFO = GymnasiumInfo("gymnasium")
 
 
 class Probe(gymnasium.Env[Any, Any]):
@@ -127,7 +130,7 @@ def test_an_entry_of_a_dict_is_the_state_of_the_environment() -> None:
     named = {"kwargs": {"observation_space": BOTH}, "environment_state": "pose"}
     ours = simulator(**named)
     assert ours.spec.environment_state == (2, 6)
-    assert checks.environment_state(GymnasiumConfig(name="gymnasium", tasks=["EmbodyrlProbe-v0"], **named)) == (2, 6)
+    assert INFO.environment_state(GymnasiumConfig(name="gymnasium", tasks=["EmbodyrlProbe-v0"], **named)) == (2, 6)
     with pytest.raises(UserError, match=r"no entry of numbers in .* 'pose'\? \(entries: mode, pose\)"):
         simulator(**named | {"environment_state": "poses"})
 
@@ -248,10 +251,10 @@ PICTURE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
 def test_a_config_knows_what_an_environment_says_of_itself(task: str, options: dict[str, Any]) -> None:
     spec = simulator(task, **options).spec
     config = GymnasiumConfig(name="gymnasium", tasks=[task], max_episode_steps=6, **options)
-    assert (checks.state_dim(config), checks.action_dim(config)) == (spec.proprio_dim, spec.action_dim)
+    assert (INFO.state_dim(config), INFO.action_dim(config)) == (spec.proprio_dim, spec.action_dim)
     # The probe declares none, and what the simulator assumes instead is no knowledge.
-    assert checks.control_frequency(config) == (None if task == "EmbodyrlProbe-v0" else spec.control_frequency)
-    assert checks.discrete(config) is (spec.actions[0].meaning == "discrete")
+    assert INFO.control_frequency(config) == (None if task == "EmbodyrlProbe-v0" else spec.control_frequency)
+    assert INFO.discrete(config) is (spec.actions[0].meaning == "discrete")
     assert families.task_description(task) == spec.tasks[task]
 
 
@@ -261,7 +264,7 @@ def test_a_config_knows_what_an_environment_says_of_itself(task: str, options: d
 )
 def test_what_cannot_be_made_is_unknown_and_left_to_its_simulator(task: str, options: dict[str, Any]) -> None:
     config = GymnasiumConfig(name="gymnasium", tasks=[task], max_episode_steps=6, **options)
-    assert (checks.state_dim(config), checks.action_dim(config), checks.discrete(config)) == (None, None, None)
+    assert (INFO.state_dim(config), INFO.action_dim(config), INFO.discrete(config)) == (None, None, None)
 
 
 class OldStep(Probe):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embodyrl.config import ConfigError, load_config
-from embodyrl.envs.maniskill import tasks
+from embodyrl.envs.maniskill import info
 from embodyrl.envs.options import ManiSkillConfig, Sim
 from embodyrl.placement.graphics import Graphics
 from embodyrl.placement.plan import Inventory, plan_env_workers
@@ -86,7 +86,7 @@ def test_a_task_with_two_robots() -> None:
     ],
 )
 def test_images_need_a_driver(graphics: Graphics, can: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "inventory", lambda: Inventory(cpus=(0,), cores=1, graphics=graphics))
+    monkeypatch.setattr(info, "inventory", lambda: Inventory(cpus=(0,), cores=1, graphics=graphics))
     assert not faults()
     for setting, path in (("env.cameras=[base_camera]", "env.cameras"), *[("tracking.video.episodes=1",) * 2]):
         found = faults(setting)
@@ -110,7 +110,7 @@ def test_images_need_a_driver(graphics: Graphics, can: bool, monkeypatch: pytest
     ],
 )
 def test_a_gpu(gpus: int, overrides: list[str], expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "inventory", lambda: machine(gpus))
+    monkeypatch.setattr(info, "inventory", lambda: machine(gpus))
     found = faults("env.sim=gpu", *overrides)
     assert [fault.startswith(expected) for fault in found] == [True] if expected else not found
 

@@ -14,8 +14,9 @@ from slow import rest_slow
 
 pytest.importorskip("metaworld", reason="metaworld not installed")
 
+from embodyrl.envs.metaworld import tasks
 from embodyrl.envs.metaworld.simulator import MetaWorld, MetaWorldSlot
-from embodyrl.envs.metaworld.tasks import CAMERAS, known_tasks
+from embodyrl.envs.metaworld.tasks import CAMERAS
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import NoOpenGLError, Renderer
 from embodyrl.envs.options import MetaWorldConfig, RenderQuality
@@ -27,7 +28,7 @@ except NoOpenGLError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 FAST = RenderQuality.fast
-TASKS = known_tasks() if os.environ.get("EMBODYRL_ALL_TASKS") else ["reach-v3", "door-open-v3", "hammer-v3"]
+TASKS = sorted(tasks.TASKS) if os.environ.get("EMBODYRL_ALL_TASKS") else ["reach-v3", "door-open-v3", "hammer-v3"]
 MOVES = np.tile(np.array([0.3, -0.5, 0.4, 0.6], np.float32), (5, 1))
 
 

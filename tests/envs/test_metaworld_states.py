@@ -17,14 +17,14 @@ from slow import only_slow, rest_slow
 
 pytest.importorskip("metaworld", reason="metaworld not installed")
 
-from embodyrl.envs.metaworld.simulator import MetaWorld, known_tasks
+from embodyrl.envs.metaworld.simulator import TASKS, MetaWorld
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.envs.options import MetaWorldConfig, RenderQuality
 from embodyrl.envs.states import StateError, pack, unpack
 from embodyrl.envs.types import EpisodeSpec
 
-DRAWN = known_tasks() if os.environ.get("EMBODYRL_ALL_TASKS") else ["reach-v3", "door-lock-v3", "basketball-v3"]
+DRAWN = sorted(TASKS) if os.environ.get("EMBODYRL_ALL_TASKS") else ["reach-v3", "door-lock-v3", "basketball-v3"]
 DONE, REST = 25, 12
 """Control steps before an episode is saved, and how many of those after it are compared."""
 
@@ -43,7 +43,7 @@ def episode(task: str, start_state: int) -> EpisodeSpec:
 
 def moves(task: str, steps: int = DONE + REST) -> NDArray[np.float32]:
     """Actions `[steps, 4]`: down to the table and then around, so that most tasks touch things."""
-    generator = np.random.default_rng(known_tasks().index(task))
+    generator = np.random.default_rng(sorted(TASKS).index(task))
     actions = np.clip(generator.uniform(-1, 1, 4) + 0.5 * generator.uniform(-1, 1, (steps, 4)), -1, 1)
     actions[: steps // 3, 1:3] = 0.6, -1.0
     return actions.astype(np.float32)
@@ -109,7 +109,7 @@ def check_in_this_process(task: str, *, images: bool) -> None:
 FEW = {"reach-v3", "door-lock-v3", "basketball-v3", "stick-pull-v3"}
 
 
-@pytest.mark.parametrize("task", [task if task in FEW else only_slow(task) for task in known_tasks()])
+@pytest.mark.parametrize("task", [task if task in FEW else only_slow(task) for task in sorted(TASKS)])
 def test_every_task_goes_on_bit_for_bit_in_any_slot(task: str) -> None:
     check_in_this_process(task, images=False)
 
@@ -127,7 +127,7 @@ def test_images_come_back_too(task: str) -> None:
 @pytest.mark.timeout(400)
 def test_every_task_goes_on_bit_for_bit_in_another_process(tmp_path: Path) -> None:
     expected = {}
-    for task in known_tasks():
+    for task in sorted(TASKS):
         ours = simulator(task, num_slots=1)
         state, expected[task] = saved(ours, task)
         (tmp_path / task).write_bytes(state)
@@ -142,7 +142,7 @@ def test_every_task_goes_on_bit_for_bit_in_another_process(tmp_path: Path) -> No
 def main() -> None:
     """In a process of its own: go on with every task from the states in a folder, where nothing was played before."""
     folder = Path(sys.argv[1])
-    for task in known_tasks():
+    for task in sorted(TASKS):
         ours = simulator(task, num_slots=1)
         ours.set_state([0], [(folder / task).read_bytes()])
         (folder / f"{task}.rest").write_bytes(go_on(ours, 0, moves(task)[DONE:]))

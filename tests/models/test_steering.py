@@ -18,6 +18,7 @@ pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 from learning import LearningEngine, learning_engine
 
 from embodyrl.config import load_config
+from embodyrl.config.infos import model_info
 from embodyrl.config.schema import EngineConfig, OptimizerConfig
 from embodyrl.engine.lora import save_policy
 from embodyrl.envs import ActionField, SimulatorSpec
@@ -25,10 +26,10 @@ from embodyrl.methods.dsrl.config import DSRLConfig, SteeredConfig
 from embodyrl.methods.replay.config import CriticsConfig
 from embodyrl.methods.sac.config import TemperatureConfig
 from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_policy
-from embodyrl.models.flow.config import SteeringConfig
+from embodyrl.models.flow.config import FlowInfo, SteeringConfig
 from embodyrl.models.flow.steering import SteeredPolicy
 from embodyrl.models.saved import STEERING_FILE
-from embodyrl.registry import SupportedModel, load_target
+from embodyrl.registry import SupportedModel
 from embodyrl.rollout.replay import Minibatch
 
 C, D, CHUNKS = 2, 4, 4
@@ -181,8 +182,8 @@ def test_what_is_stored_is_what_was_acted_by_and_tells_observations_apart(saved:
 def test_sizes_are_known_without_building_the_model(saved: tuple[str, Path]) -> None:
     name, folder = saved
     policy = steered(folder, name)
-    entry = SupportedModel.entry(name)
-    assert load_target(entry.flow)(options(name, checkpoint=str(folder)), C) == policy.base.sizes
+    info = model_info(name)
+    assert isinstance(info, FlowInfo) and info.sizes(options(name, checkpoint=str(folder)), C) == policy.base.sizes
 
 
 def engine_of(policy: SteeredPolicy) -> LearningEngine:

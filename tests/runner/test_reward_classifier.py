@@ -134,7 +134,7 @@ def test_what_cannot_be_a_classifier_is_refused(judge: Path, tmp_path: Path) -> 
         load_config(str(tmp_path / "my.yaml"))
     said = str(caught.value)
     assert "my.yaml:3:15: model.head = 'squashed' is a distribution of continuous actions" in said
-    assert "my.yaml:4:33: engine.parallel.world_size has no use: one process learns a classifier" in said
+    assert "my.yaml:4:33: engine.parallel.world_size is set, but one process learns a classifier" in said
 
 
 def test_images_are_judged_too(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path) -> Non
             ["algorithm.off_policy.replay.capacity=900000000000"],
             r"the replay takes [\d,]+ MiB on the disk of .* are free",
         ),
-        (["data.path=nowhere"], "data.path has no use: algorithm 'sac' learns from rollouts"),
+        (["data.path=nowhere"], "data.path is set, but algorithm 'sac' learns from rollouts"),
     ):
         with pytest.raises(ConfigError, match=said):
             load_config("metaworld_reach_sac", [f"run.dir={tmp_path / 'run'}", *words])

@@ -40,7 +40,7 @@ def faults(*settings: str, experiment: str = "gym_pendulum") -> str:
             "run.dir: /proc/x cannot be made, because /proc ",  # root and others have different reasons
         ),
         (["run.dir=own"], "own exists already and is never overwritten - choose another run.dir\n"),
-        (["env=gym/pendulum_rgb"], "env.cameras = ['render'] has no use: model 'mlp' reads states alone"),
+        (["env=gym/pendulum_rgb"], "env.cameras = ['render'], but model 'mlp' reads states alone"),
         (
             ["env.num_envs=100000000"],
             "env.num_envs = 100000000 in env.workers = auto processes need 307 GB of main memory",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from embodyrl.config.schema import MOST_EPISODE_STEPS
 from embodyrl.envs.gymnasium.families import FAMILIES, family
@@ -33,15 +33,6 @@ def limit_of(simulator: str, task: str) -> int:
     if registered is None and task in gymnasium.registry:
         registered = gymnasium.registry[task].max_episode_steps
     return registered if registered is not None and registered > 0 else MOST_EPISODE_STEPS
-
-
-def time_limit(env: Any) -> int | None:
-    """Return the longest of the tasks' own time limits [control steps]; None where their package is missing."""
-    try:
-        known = known_tasks(env.name)
-    except Exception:  # of any kind, by code of its own
-        return None
-    return max((limit_of(env.name, task) for task in env.tasks if task in known), default=None)
 
 
 _REGISTERED = re.compile(r'^register\(\s*id="([^"]+)",\s*(?:vector_)?entry_point="gymnasium\.envs\.(\w+)', re.MULTILINE)

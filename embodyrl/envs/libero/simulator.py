@@ -70,7 +70,7 @@ class Libero(SlotSimulator):
                 actions=FIELDS,
                 proprio_dim=first.proprio_dim,
                 max_episode_steps=config.time_limit,
-                control_frequency=tasks.control_frequency(config),
+                control_frequency=tasks.CONTROL_FREQUENCY,
                 cameras=tuple(config.cameras),
                 image_size=(height, width) if config.cameras else (0, 0),
             ),

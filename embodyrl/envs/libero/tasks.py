@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embodyrl.envs.options import LiberoConfig, Proprio
+from embodyrl.envs.options import LiberoConfig
 from embodyrl.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,26 +78,6 @@ def suites() -> dict[str, list[str]]:
 def known_tasks() -> list[str]:
     """Return all task names, suite by suite."""
     return [f"{suite}/{number}" for suite, names in suites().items() for number in range(len(names))]
-
-
-def state_dim(env: LiberoConfig) -> int | None:
-    """Return the size of the state with end effector and fingers; None with all poses, where it depends on the task."""
-    return ROBOT_STATE if env.proprio is Proprio.robot else None
-
-
-def action_dim(env: LiberoConfig) -> int:
-    """Return the size of an action (D)."""
-    return ACTION_DIM
-
-
-def control_frequency(env: LiberoConfig) -> float:
-    """Return the control steps per second [Hz]."""
-    return CONTROL_FREQUENCY
-
-
-def known_cameras() -> list[str]:
-    """Return all camera names; every task has the same."""
-    return list(CAMERAS)
 
 
 def _suite_and_name(task: str) -> tuple[str, str]:
@@ -191,12 +171,3 @@ def find_assets(config: LiberoConfig) -> Path:
 def _absent_parts(place: Path) -> list[str]:
     """Return the folders that a folder of LIBERO's assets lacks."""
     return [part for part in ASSETS_PARTS if not (place / part).is_dir()]
-
-
-def assets_report() -> tuple[str, str]:
-    """Return the location of LIBERO's meshes and textures, and the remedy if they are missing."""
-    try:
-        return f"in {find_assets(LiberoConfig(name='libero', tasks=[]))}", ""
-    except UserError as error:
-        found, _, remedy = str(error).partition(": ")
-        return found, remedy

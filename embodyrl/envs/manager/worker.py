@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.config.infos import simulator_info
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.base import WrongResult, described, wrong_images, wrong_proprio
 from embodyrl.envs.images import Frames, renderer_names, rendering_seconds
@@ -63,7 +64,7 @@ class EnvWorker:
         self._slots = spec.slots
         self.first_slot = spec.slots.start
         self._all = range(len(spec.slots))
-        if config.name in SIMULATORS and SIMULATORS.entry(config.name).time_limit is None:
+        if config.name in SIMULATORS and not simulator_info(config.name).says("time_limit"):
             # A simulator whose tasks have no limits of their own need not know of `auto` and null.
             config = dataclasses.replace(config, max_episode_steps=config.time_limit)
         self._simulator: Simulator = SIMULATORS.load(config.name)(config, len(spec.slots))

@@ -17,15 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_task_list, check_tasks
+from embodyrl.envs.metaworld.info import MetaWorldInfo
 from embodyrl.envs.metaworld.tasks import (
     CAMERAS,
     PROPRIO_DIM,
     STEP_LIMIT,
     TASKS,
-    control_frequency,
-    known_cameras,
-    known_tasks,
-    time_limit,
 )
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import Renderer, Renderers
@@ -54,14 +51,15 @@ class MetaWorld(SlotSimulator):
 
     def __init__(self, config: MetaWorldConfig, num_slots: int) -> None:
         check_task_list(config.tasks, "metaworld")
-        check_tasks(config.tasks, known_tasks(), "metaworld")
-        check_cameras(config.cameras, known_cameras(), "metaworld")
-        if config.time_limit > time_limit(config):
+        info = MetaWorldInfo(config.name)
+        check_tasks(config.tasks, info.tasks(), "metaworld")
+        check_cameras(config.cameras, info.cameras(), "metaworld")
+        if config.time_limit > info.time_limit(config):
             times = f" x env.action_repeat = {config.action_repeat}" if config.action_repeat > 1 else ""
             before = f", after env.settle_steps = {config.settle_steps}" if config.settle_steps else ""
             raise UserError(
                 f"env.max_episode_steps is {config.max_episode_steps or 'null'}{times}{before}, but MetaWorld ends its "
-                f"episodes at {STEP_LIMIT} steps: set at most {time_limit(config)}, or auto"
+                f"episodes at {STEP_LIMIT} steps: set at most {info.time_limit(config)}, or auto"
             )
         height, width = config.image_size
         if config.cameras:
@@ -86,7 +84,7 @@ class MetaWorld(SlotSimulator):
                 actions=(arm, gripper),
                 proprio_dim=PROPRIO_DIM[config.proprio],
                 max_episode_steps=config.time_limit,
-                control_frequency=control_frequency(config),
+                control_frequency=info.control_frequency(config),
                 cameras=tuple(config.cameras),
                 image_size=(height, width) if config.cameras else (0, 0),
             ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embodyrl.envs.options import MetaWorldConfig, Proprio
+from embodyrl.envs.options import Proprio
 
 TASKS = {
     "assembly-v3": "pick up the wrench and put its ring on the peg",
@@ -83,38 +83,3 @@ STEP_LIMIT = 500
 
 STEPS_PER_S = 80.0
 """Steps of MetaWorld per simulated second [Hz]."""
-
-
-def state_dim(env: MetaWorldConfig) -> int:
-    """Return the size of the state (S)."""
-    return PROPRIO_DIM[env.proprio]
-
-
-def action_dim(env: MetaWorldConfig) -> int:
-    """Return the size of an action (D)."""
-    return ACTION_DIM
-
-
-def control_frequency(env: MetaWorldConfig) -> float:
-    """Return the control steps per second [Hz]."""
-    return STEPS_PER_S / env.action_repeat
-
-
-def time_limit(env: MetaWorldConfig) -> int:
-    """Return the most actions of an episode."""
-    return (STEP_LIMIT - env.settle_steps) // env.action_repeat
-
-
-def task_description(task: str) -> str:
-    """Return the task description of a task."""
-    return TASKS[task]
-
-
-def known_tasks() -> list[str]:
-    """Return all task names."""
-    return sorted(TASKS)
-
-
-def known_cameras() -> list[str]:
-    """Return all camera names; every task has the same."""
-    return list(CAMERAS)

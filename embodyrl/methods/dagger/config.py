@@ -10,7 +10,7 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Learns, Needs
 from embodyrl.config.replay import InterveneConfig, Labelled
 from embodyrl.config.schema import Config, setting
-from embodyrl.methods.imitation.config import FirstImitationConfig, rewards_without_use
+from embodyrl.methods.imitation.config import FirstImitationConfig
 from embodyrl.methods.replay.config import CorrectedConfig, ReplayAlgorithmConfig
 from embodyrl.methods.replay.expert_rules import HERE
 
@@ -21,7 +21,7 @@ class AggregatedConfig(CorrectedConfig):
 
     intervene: InterveneConfig | None = field(default_factory=lambda: InterveneConfig(labels=Labelled.every))
     """The expert."""
-    demonstrations: float | str = setting("auto", low=0.0, below=1.0, words=("auto",))
+    demonstrations: float | str = setting("auto", low=0.0, below=1.0, words=("auto",), only_with={"data.path": ()})
     """Share of demonstrations (`data.path`) in every minibatch. auto: in proportion to their number, as if all that is
     known were one dataset."""
     imitation: FirstImitationConfig = field(default_factory=FirstImitationConfig)
@@ -58,10 +58,8 @@ class DAggerConfig(ReplayAlgorithmConfig):
         return {**super().smallest(), "algorithm.off_policy.imitation.first_steps": 1}
 
     def check(self, config: Config) -> Iterator[ConfigIssue]:
-        """See `AlgorithmConfig`; also that there is something to imitate, and nothing is set for demonstrations where
-        there are none."""
+        """See `AlgorithmConfig`; also that there is something to imitate."""
         yield from super().check(config)
-        yield from rewards_without_use(self)
         settings, path = self.off_policy, config.data.path
         if settings.intervene is None:
             yield ConfigIssue(
@@ -76,11 +74,4 @@ class DAggerConfig(ReplayAlgorithmConfig):
                 "demonstrations, but data.path is null",
                 "name the folder of a LeRobotDataset v3 (`embodyrl collect CONFIG --out DIR --episodes N` records "
                 "one), or set algorithm.off_policy.imitation.first_steps to 0",
-            )
-        share = settings.demonstrations
-        if path is None and not isinstance(share, str):
-            yield ConfigIssue(
-                ("algorithm.off_policy.demonstrations", "data.path"),
-                f"algorithm.off_policy.demonstrations = {share:g} has no use: data.path is null",
-                "leave it out, or name demonstrations",
             )

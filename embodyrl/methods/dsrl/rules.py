@@ -6,35 +6,31 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+from embodyrl.config.infos import model_info
 from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
-from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config
 from embodyrl.methods.dsrl.config import DSRLConfig
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.flow.config import flow_sizes, other_steering
+from embodyrl.models.flow.config import FlowInfo, flow_sizes, other_steering
 from embodyrl.models.saved import read_steering
 from embodyrl.registry import SupportedModel
 
-WITHOUT_USE = {
-    **dict.fromkeys(
-        ("noise_method", "noise_level", "noise_level_end", "noise_low", "noise_high", "joint_logprob"),
-        "denoising has no random step",
-    ),
-    **dict.fromkeys(("frozen", "freeze_vision", "freeze_language"), "all of the model is frozen"),
-    "detach_critic": "the model's own critic is not trained",
-}
-"""Options of flow policies that change nothing, and the reason."""
+OF_LEARNING = (
+    *("noise_method", "noise_level", "noise_level_end", "noise_low", "noise_high", "joint_logprob"),
+    *("frozen", "freeze_vision", "freeze_language", "detach_critic"),
+)
+"""Options of flow policies for learning their weights."""
 
 
 def flow_models() -> list[str]:
     """Return the names of the models that can be steered."""
-    return [entry.name for entry in SupportedModel.entries() if entry.flow is not None]
+    return [name for name in SupportedModel.names() if isinstance(model_info(name), FlowInfo)]
 
 
 def check(config: Config, algorithm: DSRLConfig) -> Iterator[ConfigIssue]:
     """Check the settings of an algorithm that steers a frozen flow policy."""
     name, model = config.algorithm.name, config.model
-    if fact(SupportedModel, model.name, "flow") is None:
+    if not isinstance(model_info(model.name), FlowInfo):
         if model.name in SupportedModel:
             yield ConfigIssue(
                 ("algorithm.name", "model.name"),
@@ -49,33 +45,22 @@ def check(config: Config, algorithm: DSRLConfig) -> Iterator[ConfigIssue]:
             f"algorithm {name!r} leaves the model as it is, but model.checkpoint is null: weights would stay random",
             "name a checkpoint, for instance that of a run with algorithm: sft",
         )
-    yield from _settings_without_use(config)
+    yield from _nothing_of_the_model_is_learned(config)
     yield from _steering(config, algorithm)
 
 
-def _settings_without_use(config: Config) -> Iterator[ConfigIssue]:
-    """Check that nothing is set that a frozen model has no use for."""
-    name, model, engine = config.algorithm.name, config.model, config.engine
-    for each in dataclasses.fields(model):
-        found = getattr(model, each.name)
-        if each.name in WITHOUT_USE and found != each.default:
-            yield ConfigIssue(
-                (f"model.{each.name}", "algorithm.name"),
-                f"model.{each.name} has no use: with algorithm {name!r} {WITHOUT_USE[each.name]}",
-                "leave it out",
-                fix={f"model.{each.name}": LEAVE_OUT},
-            )
-    if engine.lora.rank:
+def _nothing_of_the_model_is_learned(config: Config) -> Iterator[ConfigIssue]:
+    """Check that nothing is set for learning the weights of a model that stays as it is."""
+    model, engine = config.model, config.engine
+    usual = {each.name: each.default for each in dataclasses.fields(model) if each.name in OF_LEARNING}
+    given = [f"model.{name}" for name, default in usual.items() if getattr(model, name) != default]
+    given += ["engine.gradient_checkpointing"] if engine.gradient_checkpointing is True else []
+    for name in (*given, *(["engine.lora.rank"] if engine.lora.rank else [])):
         yield ConfigIssue(
-            ("engine.lora.rank", "algorithm.name"),
-            f"engine.lora.rank = {engine.lora.rank} has no use: with algorithm {name!r} all of the model is frozen",
-            "set engine.lora.rank to 0",
-        )
-    if engine.gradient_checkpointing is True:
-        yield ConfigIssue(
-            ("engine.gradient_checkpointing", "algorithm.name"),
-            f"engine.gradient_checkpointing has no use: with algorithm {name!r} no gradient goes through the model",
+            (name, "algorithm.name"),
+            f"{name} is set for learning the model, which algorithm {config.algorithm.name!r} leaves as it is",
             "leave it out",
+            fix={name: LEAVE_OUT},
         )
 
 

@@ -13,7 +13,6 @@ from embodyrl.config.rules import fact
 from embodyrl.config.schema import (
     AdvantageConfig,
     Aggregation,
-    AlgorithmConfig,
     Config,
     FilterConfig,
     KLEstimator,
@@ -21,6 +20,7 @@ from embodyrl.config.schema import (
     LossConfig,
     OldLogprobs,
     Proximal,
+    RewardedConfig,
     RewardLevel,
     component,
     setting,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyConfig(AlgorithmConfig):
+class OnPolicyConfig(RewardedConfig):
     """Learning from the newest rollout: PPO, GRPO and their kin, which differ in advantage, loss, reward and filter."""
 
     filter: FilterConfig = component(FilterConfig)

@@ -83,8 +83,8 @@ def _groups_are_compared(config: Config, algorithm: OnPolicyConfig) -> Iterator[
         so_set = " with these options" if fact(ADVANTAGES, name, "group") else ""
         yield ConfigIssue(
             ("rollout.group_size", "algorithm.advantage.name"),
-            f"rollout.group_size = {size} has no use: advantage {name!r}{so_set} does not compare the episodes of a "
-            f"group, and no filter does",
+            f"rollout.group_size = {size}, but advantage {name!r}{so_set} does not compare the episodes of a group, "
+            "and no filter does",
             "set rollout.group_size to 1, or choose an advantage that does, as 'grpo'",
             fix={"rollout.group_size": LEAVE_OUT},
         )
@@ -118,7 +118,7 @@ def _collections_wait_for_a_filter(config: Config, algorithm: OnPolicyConfig) ->
     if most > 1 and fact(FILTERS, name, "group") is False:
         yield ConfigIssue(
             ("algorithm.max_collections", "algorithm.filter.name"),
-            f"algorithm.max_collections = {most} has no use: filter {name!r} drops no group",
+            f"algorithm.max_collections = {most}, but filter {name!r} drops no group",
             "set algorithm.max_collections to 1, or choose a filter",
             fix={"algorithm.max_collections": LEAVE_OUT},
         )
@@ -298,7 +298,7 @@ def _check_filter(algorithm: OnPolicyConfig, functions: list[object]) -> Iterato
     if filters is not False and "filter_groups" not in functions and all(each in builtin for each in functions):
         yield ConfigIssue(
             paths,
-            f"filter {name!r} has no use: the iteration has no stage that filters",
+            f"algorithm.filter.name is {name!r}, but the iteration has no stage that filters",
             "set algorithm.name to dapo, insert the stage filter_groups, or set algorithm.filter to none",
         )
     if filters is False and "filter_groups" in functions:

@@ -10,7 +10,7 @@ from embodyrl.algorithms.options import ClassifierRewardConfig
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Idleness, IterationSize, Learns, Needs
 from embodyrl.config.replay import InterveneConfig, ReplayConfig
-from embodyrl.config.schema import AlgorithmConfig, Config, CriticUse, setting
+from embodyrl.config.schema import AlgorithmConfig, Config, CriticUse, RewardedConfig, setting
 from embodyrl.data.check import task_notes
 from embodyrl.models.flow.config import FlowSizes
 from embodyrl.rollout.replay_fields import MIB, Field, replay_fields
@@ -62,7 +62,7 @@ class CriticizedConfig(CorrectedConfig):
 
     critics: CriticsConfig = field(default_factory=CriticsConfig)
     """Networks that value actions."""
-    augment_pixels: int = setting(0, low=0, high=64)
+    augment_pixels: int = setting(0, low=0, high=64, only_with={"env.cameras": ()})
     """Images that are learned from are shifted by up to so many pixels at random, those of a decision and those that
     followed it each by themselves; edges are repeated. 4 suits 64 x 64 to 84 x 84. 0: none are."""
 
@@ -178,12 +178,12 @@ class ReplayAlgorithmConfig(AlgorithmConfig):
             images=(env.frames * len(env.cameras), *env.image_size, 3) if env.cameras else None,
             corrected=needs.expert is not None,
             tasks=needs.learns is Learns.weighted_imitation,
-            judged=isinstance(self.reward, ClassifierRewardConfig),
+            judged=isinstance(self.parts().get("reward"), ClassifierRewardConfig),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticizedAlgorithmConfig(ReplayAlgorithmConfig):
+class CriticizedAlgorithmConfig(ReplayAlgorithmConfig, RewardedConfig):
     """A method that learns from a replay, with critics of actions."""
 
     off_policy: CriticizedConfig = field(default_factory=CriticizedConfig)

@@ -19,7 +19,7 @@ def check(config: Config, settings: InterveneConfig, needs: Needs) -> Iterator[C
     if needs.steering is not None:
         yield ConfigIssue(
             (HERE, "algorithm.name"),
-            f"{HERE} has no use: algorithm {config.algorithm.name!r} learns which noise to choose, and an expert "
+            f"{HERE} is set, but algorithm {config.algorithm.name!r} learns which noise to choose, and an expert "
             "chooses actions",
             "set it to null",
         )
@@ -90,7 +90,7 @@ def _labels(config: Config, settings: InterveneConfig, needs: Needs) -> Iterator
         able = [name for name, each in needs_of_all(config).items() if each.imitates_labels]
         yield ConfigIssue(
             (f"{HERE}.labels", "algorithm.name"),
-            f"{HERE}.labels = 'every' has no use: algorithm {config.algorithm.name!r} imitates nothing, it learns from "
-            "what was executed",
+            f"{HERE}.labels = 'every', but algorithm {config.algorithm.name!r} imitates nothing: it learns from what "
+            "was executed",
             f"set {HERE}.labels to executed, or algorithm to {' or '.join(able)} (algorithm.off_policy.imitation.coef)",
         )

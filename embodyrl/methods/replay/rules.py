@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from embodyrl.config.infos import model_info
 from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.needs import Learns, Needs
 from embodyrl.config.rules import action_dim, fact, needs_of_all, on_policy_algorithms, state_dim
@@ -17,7 +18,7 @@ from embodyrl.data.check import check as check_demonstrations
 from embodyrl.data.check import check_for_critics
 from embodyrl.methods.replay import expert_rules
 from embodyrl.methods.replay.config import CriticizedConfig, ReplayAlgorithmConfig
-from embodyrl.models.flow.config import flow_sizes
+from embodyrl.models.flow.config import FlowInfo, flow_sizes
 from embodyrl.registry import REWARDS, SupportedModel
 from embodyrl.rollout.replay_fields import MIB, row_bytes
 
@@ -57,7 +58,7 @@ def _model(config: Config, needs: Needs) -> Iterator[ConfigIssue]:
     name, model = config.algorithm.name, config.model.name
     if needs.learns is Learns.reparameterization and fact(SupportedModel, model, "off_policy") is False:
         steering = [each for each, other in needs_of_all(config).items() if other.learns is Learns.noise]
-        flow = fact(SupportedModel, model, "flow") is not None
+        flow = isinstance(model_info(model), FlowInfo)
         steer = f", or to {' or '.join(steering)}, which learns the noise of such a model" if flow and steering else ""
         yield ConfigIssue(
             ("algorithm.name", "model.name"),
@@ -70,7 +71,7 @@ def _model(config: Config, needs: Needs) -> Iterator[ConfigIssue]:
 
 def _reward(config: Config) -> Iterator[ConfigIssue]:
     """Check that rewards can be computed for single decisions."""
-    reward = config.algorithm.reward.name
+    reward = config.algorithm.parts()["reward"].name
     if fact(REWARDS, reward, "of_decisions") is False:
         # In front those that need nothing else.
         rewards = sorted(REWARDS.entries(), key=lambda entry: entry.check is not None)
@@ -97,7 +98,7 @@ def _settings_without_use(config: Config, algorithm: ReplayAlgorithmConfig, need
         if getattr(config.data, name) != getattr(usual, name):
             yield ConfigIssue(
                 (f"data.{name}", "algorithm.name"),
-                f"data.{name} has no use: algorithm {config.algorithm.name!r} learns by the settings of "
+                f"data.{name} is set, but algorithm {config.algorithm.name!r} learns by the settings of "
                 "algorithm.off_policy",
                 "leave it out",
                 fix={f"data.{name}": LEAVE_OUT},
@@ -105,7 +106,7 @@ def _settings_without_use(config: Config, algorithm: ReplayAlgorithmConfig, need
     if config.engine.micro_batch_size is not None and needs.learns in (Learns.reparameterization, Learns.noise):
         yield ConfigIssue(
             ("engine.micro_batch_size", "algorithm.name"),
-            f"engine.micro_batch_size has no use: algorithm {config.algorithm.name!r} learns from minibatches of "
+            f"engine.micro_batch_size is set, but algorithm {config.algorithm.name!r} learns from whole minibatches of "
             "algorithm.off_policy.batch_size decisions",
             "leave it out",
             fix={"engine.micro_batch_size": LEAVE_OUT},
@@ -118,7 +119,7 @@ def _rollouts(config: Config, needs: Needs) -> Iterator[ConfigIssue]:
     if rollout.group_size > 1:
         yield ConfigIssue(
             ("rollout.group_size", "algorithm.name"),
-            f"rollout.group_size = {rollout.group_size} has no use: algorithm {name!r} compares no episodes",
+            f"rollout.group_size = {rollout.group_size}, but algorithm {name!r} compares no episodes",
             "set rollout.group_size to 1",
             fix={"rollout.group_size": LEAVE_OUT},
         )
@@ -190,21 +191,14 @@ def _sizes(config: Config, algorithm: ReplayAlgorithmConfig, needs: Needs) -> It
 
 
 def _shifts(config: Config, settings: CriticizedConfig) -> Iterator[ConfigIssue]:
-    """Check that there are images to shift, which stay larger than the shift."""
-    pixels, cameras, size = settings.augment_pixels, config.env.cameras, config.env.image_size
+    """Check that it is images that are shifted, and that they stay larger than the shift."""
+    pixels, size = settings.augment_pixels, config.env.image_size
     if pixels and config.algorithm.needs(config).steering is not None:
         yield ConfigIssue(
             ("algorithm.off_policy.augment_pixels", "algorithm.name"),
-            f"algorithm.off_policy.augment_pixels = {pixels} has no use: with algorithm {config.algorithm.name!r} the "
-            "replay holds features in place of images",
+            f"algorithm.off_policy.augment_pixels = {pixels}, but with algorithm {config.algorithm.name!r} the replay "
+            "holds features in place of images",
             "set it to 0",
-        )
-    elif pixels and not cameras:
-        yield ConfigIssue(
-            ("algorithm.off_policy.augment_pixels", "env.cameras"),
-            f"algorithm.off_policy.augment_pixels = {pixels} has no use: env.cameras is empty, so that the replay "
-            "holds no images",
-            "set it to 0, or env.cameras to cameras of the simulator",
         )
     elif pixels and 2 * pixels >= min(size):
         yield ConfigIssue(

@@ -41,7 +41,8 @@ def improve(iteration: Iteration) -> None:
         minibatches = replay.minibatches(steps, settings.batch_size, learner.sampler(replay, iteration.transitions))
         learner.learn_from(minibatches, iteration)
     iteration.metrics |= learner.progress(replay)
-    if iteration.config.algorithm.reward.name == "success" and replay.ended["episodes"] >= HOPELESS:
+    reward = iteration.config.algorithm.parts().get("reward")
+    if reward is not None and reward.name == "success" and replay.ended["episodes"] >= HOPELESS:
         _warn_of_no_success(iteration, replay)
     iteration.metrics |= iteration.engine.memory_metrics()
 

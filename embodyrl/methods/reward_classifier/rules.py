@@ -53,7 +53,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
         if is_used:
             yield ConfigIssue(
                 (path, "algorithm.name"),
-                f"{path} has no use: one process learns a classifier in minutes",
+                f"{path} is set, but one process learns a classifier, in minutes",
                 "leave it out",
             )
 
@@ -71,7 +71,7 @@ def _success_is_known(config: Config) -> Iterator[ConfigIssue]:
 
 def check_reward(config: Config) -> Iterator[ConfigIssue]:
     """Check that there is a classifier, and that it sees what it was learned from."""
-    settings = config.algorithm.reward
+    settings = config.algorithm.parts()["reward"]
     assert isinstance(settings, ClassifierRewardConfig)
     if settings.path is None:
         yield ConfigIssue(

@@ -24,10 +24,10 @@ class ImitationConfig(FirstImitationConfig):
     coef: float = setting(0.1, low=0.0)
     """Weight of the imitation loss in the policy's loss; it is the mean over the demonstrated decisions of a
     minibatch."""
-    cloned_coef: float = setting(0.0, low=0.0)
+    cloned_coef: float = setting(0.0, low=0.0, only_with={"first_steps": ()})
     """Weight of the squared distance from the policy that imitation alone gave, in every state that is learned from. It
     lets the critics correct that policy where the demonstrations have not been, and no more. Needs `first_steps`."""
-    better_only: bool = setting(False)
+    better_only: bool = setting(False, only_with={"coef": (), "algorithm.off_policy.demonstrations": ()})
     """Imitate a demonstrated action only where the critics value it more than the policy's own (Q-filter, Nair et al.
     2018)."""
 
@@ -79,17 +79,4 @@ class RLPDConfig(SACConfig):
                 "algorithm.off_policy.demonstrations = 0 and algorithm.off_policy.imitation.first_steps = 0, so that "
                 "nothing is learned from data.path",
                 "raise one of them, or set algorithm to sac and data.path to null",
-            )
-        if imitation.cloned_coef and not imitation.first_steps:
-            yield ConfigIssue(
-                ("algorithm.off_policy.imitation.cloned_coef", "algorithm.off_policy.imitation.first_steps"),
-                f"algorithm.off_policy.imitation.cloned_coef = {imitation.cloned_coef:g} has no use: with "
-                "algorithm.off_policy.imitation.first_steps = 0 there is no policy that imitation alone gave",
-                "raise algorithm.off_policy.imitation.first_steps, or leave it out",
-            )
-        if imitation.better_only and not (imitation.coef and settings.demonstrations):
-            yield ConfigIssue(
-                ("algorithm.off_policy.imitation.better_only", "algorithm.off_policy.imitation.coef"),
-                "algorithm.off_policy.imitation.better_only has no use: no action is imitated while critics learn",
-                "raise algorithm.off_policy.imitation.coef and algorithm.off_policy.demonstrations, or leave it out",
             )

@@ -12,40 +12,42 @@ from embodyrl.config.schema import Config
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.act.checkpoint import CheckpointFiles, Scales, files_before_simulator
 from embodyrl.models.act.config import ACTConfig, Architecture
-from embodyrl.models.lerobot import ENVIRONMENT
+from embodyrl.models.lerobot import ENVIRONMENT, LerobotInfo
 from embodyrl.models.vla.cameras import ABSENT, check_each_once, check_images_shown, check_there
 from embodyrl.models.vla.config import StateInput
 from embodyrl.models.vla.fits import SimulatorSizes, attempt, check_horizon, check_robot, note_executed
 
 
-def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield an issue for each fault of a config of ACT."""
-    model = config.model
-    assert isinstance(model, ACTConfig)
-    if model.checkpoint is not None and Path(model.checkpoint).is_dir():
-        yield from _check_folder(config, model)
-        return
-    if environment_state(config) == (0, 0):  # else that may be all that it reads
-        yield from check_there(config)
-    if model.checkpoint is None:
-        yield from _check_scratch(config, model)
+class ACTInfo(LerobotInfo):
+    """ACT."""
 
+    def check(self, config: Config) -> Iterator[ConfigIssue]:
+        """Yield an issue for each fault of a config of ACT."""
+        model = config.model
+        assert isinstance(model, ACTConfig)
+        if model.checkpoint is not None and Path(model.checkpoint).is_dir():
+            yield from _check_folder(config, model)
+            return
+        if environment_state(config) == (0, 0):  # else that may be all that it reads
+            yield from check_there(config)
+        if model.checkpoint is None:
+            yield from _check_scratch(config, model)
 
-def notes(config: Config) -> Iterator[str]:
-    """Yield a text if the checkpoint was meant to execute its chunks otherwise than the config does."""
-    model = config.model
-    assert isinstance(model, ACTConfig)
-    if model.checkpoint is None or not Path(model.checkpoint).is_dir():
-        return
-    settings = CheckpointFiles.read(model).config
-    coefficient, executed = settings["temporal_ensemble_coeff"], settings["n_action_steps"]
-    if coefficient is not None and config.eval.ensemble is None:
-        yield (
-            f"the checkpoint was evaluated with temporal ensembling (temporal_ensemble_coeff {coefficient}); to do so "
-            f"here: embodyrl eval with rollout.chunk_size={settings['chunk_size']} eval.ensemble={coefficient}"
-        )
-    elif coefficient is None:
-        yield from note_executed(config, executed)
+    def notes(self, config: Config) -> Iterator[str]:
+        """Yield a text if the checkpoint was meant to execute its chunks otherwise than the config does."""
+        model = config.model
+        assert isinstance(model, ACTConfig)
+        if model.checkpoint is None or not Path(model.checkpoint).is_dir():
+            return
+        settings = CheckpointFiles.read(model).config
+        coefficient, executed = settings["temporal_ensemble_coeff"], settings["n_action_steps"]
+        if coefficient is not None and config.eval.ensemble is None:
+            yield (
+                f"the checkpoint was evaluated with temporal ensembling (temporal_ensemble_coeff {coefficient}); to do "
+                f"so here: embodyrl eval with rollout.chunk_size={settings['chunk_size']} eval.ensemble={coefficient}"
+            )
+        elif coefficient is None:
+            yield from note_executed(config, executed)
 
 
 def _check_scratch(config: Config, model: ACTConfig) -> Iterator[ConfigIssue]:

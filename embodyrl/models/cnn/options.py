@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from embodyrl.config.infos import ModelInfo
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import WIDEST_LAYER, Config, setting
 from embodyrl.models.mlp.check import check_saved
-from embodyrl.models.mlp.options import Distribution, HeadConfig, check_head
+from embodyrl.models.mlp.options import HeadConfig, check_head
 from embodyrl.models.vla.cameras import check_each_once, check_there
 
 DRQ = "drq"
@@ -34,9 +35,9 @@ class CNNConfig(HeadConfig):
     """Convolutional network by its name in timm (`python -c 'import timm; print(timm.list_models("resnet*"))'`), with
     group normalisation in 8 groups in place of batch normalisation. drq: a few plain layers of 3 x 3, as in DrQ-v2
     (Yarats et al. 2021)."""
-    channels: list[int] = setting([32, 32, 32, 32], low=1, high=WIDEST_LAYER)
+    channels: list[int] = setting([32, 32, 32, 32], low=1, high=WIDEST_LAYER, only_with={"encoder": (DRQ,)})
     """Channels of each layer of encoder `drq`."""
-    strides: list[int] = setting([2, 1, 1, 1], low=1, high=8)
+    strides: list[int] = setting([2, 1, 1, 1], low=1, high=8, only_with={"encoder": (DRQ,)})
     """Stride of each layer of encoder `drq` [pixels]. Larger ones make images smaller sooner and cost less."""
     pretrained: str | None = setting(None)
     """File of weights for the encoder under timm's names (safetensors); nothing is downloaded. null: random weights."""
@@ -55,56 +56,36 @@ class CNNConfig(HeadConfig):
     normalize_observations: bool = setting(True)
     """Scale states by a running mean and standard deviation, updated once per iteration and saved with the policy. With
     a replay they begin with the decisions before learning."""
-    shared: bool = setting(True)
+    shared: bool = setting(True, only_with={"head": ("gaussian",)})
     """Policy and value network read the same features. False: the value network has encoders of its own."""
-    critic_gradient: bool = setting(True)
+    critic_gradient: bool = setting(True, only_with={"head": ("gaussian",), "shared": ()})
     """Train shared encoders with the value loss, too."""
 
 
-def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield an issue for each fault of a config of the CNN policy."""
-    model = config.model
-    assert isinstance(model, CNNConfig)
-    yield from check_there(config)
-    yield from check_each_once(model.cameras, config)
-    yield from check_head(config)
-    yield from check_saved(config)
-    yield from _encoder(model, config)
-    if model.head is Distribution.squashed:
-        for name, usual in (("shared", True), ("critic_gradient", True)):
-            if getattr(model, name) is not usual:
-                yield ConfigIssue(
-                    (f"model.{name}", "model.head"),
-                    f"model.{name} has no use: a policy with model.head = 'squashed' has no value network, and critics "
-                    "of actions read what it reads",
-                    "leave it out",
-                )
-    if not model.critic_gradient and not model.shared:
-        yield ConfigIssue(
-            "model.critic_gradient",
-            "model.critic_gradient = false keeps the value loss from shared encoders, but model.shared = false",
-            "remove one of the two",
-        )
-    theirs = None if model.encoder == DRQ else model.pretrained
-    if theirs is not None and model.checkpoint is None and not Path(theirs).is_file():
-        yield ConfigIssue(
-            "model.pretrained",
-            f"model.pretrained = {theirs!r} does not exist",
-            "name a .safetensors file of timm's weights, or set it to null",
-        )
+class CNNInfo(ModelInfo):
+    """The CNN policy."""
+
+    def check(self, config: Config) -> Iterator[ConfigIssue]:
+        """Yield an issue for each fault of a config of the CNN policy."""
+        model = config.model
+        assert isinstance(model, CNNConfig)
+        yield from check_there(config)
+        yield from check_each_once(model.cameras, config)
+        yield from check_head(config)
+        yield from check_saved(config)
+        yield from _encoder(model, config)
+        theirs = None if model.encoder == DRQ else model.pretrained
+        if theirs is not None and model.checkpoint is None and not Path(theirs).is_file():
+            yield ConfigIssue(
+                "model.pretrained",
+                f"model.pretrained = {theirs!r} does not exist",
+                "name a .safetensors file of timm's weights, or set it to null",
+            )
 
 
 def _encoder(model: CNNConfig, config: Config) -> Iterator[ConfigIssue]:
     """Check that the settings of the encoder are its own, and that images are large enough for it."""
     if model.encoder != DRQ:
-        usual = CNNConfig(name=model.name)
-        for name in ("channels", "strides"):
-            if getattr(model, name) != getattr(usual, name):
-                yield ConfigIssue(
-                    (f"model.{name}", "model.encoder"),
-                    f"model.{name} has no use: model.encoder = {model.encoder!r} has layers of its own",
-                    f"leave it out, or set model.encoder to {DRQ}",
-                )
         return
     if model.pretrained is not None:
         yield ConfigIssue(

@@ -9,14 +9,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from embodyrl.config.infos import ModelInfo, model_info
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Learns
-from embodyrl.config.rules import fact, needs_of_all
+from embodyrl.config.rules import needs_of_all
 from embodyrl.config.schema import WIDEST_LAYER, Config, ModelConfig, setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.saved import STEERING_FILE, read_steering
 from embodyrl.models.vla.config import ActionUnits, WeightType
-from embodyrl.registry import SupportedModel, load_target
 
 
 class NoiseMethod(StrEnum):
@@ -107,16 +107,13 @@ class FlowSizes:
 def flow_sizes(config: Config) -> FlowSizes | None:
     """Return the sizes of a config's flow policy; None if its checkpoint is not here or cannot be read, or if it is
     none."""
-    sizes, folder = fact(SupportedModel, config.model.name, "flow"), config.model.checkpoint
-    if sizes is None or folder is None or not Path(folder).is_dir():
-        return None
-    if SupportedModel.entry(config.model.name).missing():
+    info, folder = model_info(config.model.name, installed=True), config.model.checkpoint
+    if not isinstance(info, FlowInfo) or folder is None or not Path(folder).is_dir():
         return None
     try:
-        found: FlowSizes = load_target(sizes)(config.model, config.rollout.chunk_size)
+        return info.sizes(config.model, config.rollout.chunk_size)
     except PolicyError:
         return None  # the model's own check says so
-    return found
 
 
 def other_steering(saved: Mapping[str, Any], asked: SteeringConfig, chunk_size: int) -> Iterator[tuple[str, str]]:
@@ -127,41 +124,57 @@ def other_steering(saved: Mapping[str, Any], asked: SteeringConfig, chunk_size: 
             yield name, f"{name} = {value}, but the checkpoint was saved with {saved.get(name)}"
 
 
-def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield issues that concern every flow-matching policy."""
-    model = config.model
-    assert isinstance(model, FlowConfig)
-    if model.noise_low >= model.noise_high:
-        yield ConfigIssue(
-            "model.noise_low",
-            f"model.noise_low = {model.noise_low} is not below model.noise_high = {model.noise_high}",
-            "lower it",
-        )
-    yield from _steered(config)
-    entropy_coef = getattr(config.algorithm, "entropy_coef", 0.0)  # of methods with such a bonus
-    if entropy_coef > 0.0 and model.noise_method is not NoiseMethod.flow_noise:
-        yield ConfigIssue(
-            "algorithm.entropy_coef",
-            f"algorithm.entropy_coef = {entropy_coef} has no use: with model.noise_method = "
-            f"{model.noise_method.value} the settings determine the noise, nothing learned does",
-            "set algorithm.entropy_coef to 0, or model.noise_method to flow_noise",
-        )
-    if model.noise_method is not NoiseMethod.flow_cps:
-        return
-    if model.denoising_steps == 1:
-        yield ConfigIssue(
-            "model.denoising_steps",
-            "model.noise_method = flow_cps adds no noise in the last step, and model.denoising_steps = 1 has no other",
-            "set model.denoising_steps to 2 or more",
-        )
-    for name in ("noise_level", "noise_level_end"):
-        level = getattr(model, name)
-        if level is not None and level > 1.0:
+class FlowInfo(ModelInfo):
+    """A flow-matching policy, whose noise may be chosen."""
+
+    def sizes(self, model: Any, chunk_size: int) -> FlowSizes:
+        """Return the sizes that steering depends on, from the files of the checkpoint.
+
+        Args:
+            model: the section `model`.
+            chunk_size: `C`.
+
+        Raises:
+            PolicyError: these are missing or damaged.
+        """
+        raise NotImplementedError
+
+    def check(self, config: Config) -> Iterator[ConfigIssue]:
+        """Yield issues that concern every flow-matching policy."""
+        model = config.model
+        assert isinstance(model, FlowConfig)
+        if model.noise_low >= model.noise_high:
             yield ConfigIssue(
-                f"model.{name}",
-                f"model.{name} = {level}, but flow_cps draws at most all noise anew",
-                "set it to 1 or less",
+                "model.noise_low",
+                f"model.noise_low = {model.noise_low} is not below model.noise_high = {model.noise_high}",
+                "lower it",
             )
+        yield from _steered(config)
+        entropy_coef = getattr(config.algorithm, "entropy_coef", 0.0)  # of methods with such a bonus
+        if entropy_coef > 0.0 and model.noise_method is not NoiseMethod.flow_noise:
+            yield ConfigIssue(
+                "algorithm.entropy_coef",
+                f"algorithm.entropy_coef = {entropy_coef}, but with model.noise_method = {model.noise_method.value} "
+                "the settings determine the noise, and nothing learned does",
+                "set algorithm.entropy_coef to 0, or model.noise_method to flow_noise",
+            )
+        if model.noise_method is not NoiseMethod.flow_cps:
+            return
+        if model.denoising_steps == 1:
+            yield ConfigIssue(
+                "model.denoising_steps",
+                "model.noise_method = flow_cps adds no noise in the last step, and model.denoising_steps = 1 has "
+                "no other",
+                "set model.denoising_steps to 2 or more",
+            )
+        for name in ("noise_level", "noise_level_end"):
+            level = getattr(model, name)
+            if level is not None and level > 1.0:
+                yield ConfigIssue(
+                    f"model.{name}",
+                    f"model.{name} = {level}, but flow_cps draws at most all noise anew",
+                    "set it to 1 or less",
+                )
 
 
 def _steered(config: Config) -> Iterator[ConfigIssue]:

@@ -10,8 +10,7 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import task_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.flow.config import FlowSizes
-from embodyrl.models.flow.config import check as check_flow
+from embodyrl.models.flow.config import FlowInfo, FlowSizes
 from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot, choose_robot, read_statistics
 from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, ValueInput, embodiment_number
 from embodyrl.models.gr00t.prompts import PromptError, Prompts
@@ -23,37 +22,39 @@ from embodyrl.screen import counted
 PREDICTS = "the model denoises {horizon} actions at a time"
 
 
-def flow_sizes(model: Gr00tConfig, chunk_size: int) -> FlowSizes:
-    """Return the sizes that steering depends on, from the files of the checkpoint.
+class Gr00tInfo(FlowInfo):
+    """GR00T."""
 
-    Raises:
-        PolicyError: these are missing or damaged.
-    """
-    sizes = CheckpointFiles.read(model).architecture
-    sees_state = model.value_input is ValueInput.vl_and_state
-    return FlowSizes(sizes.action_horizon, sizes.max_action_dim, sizes.width + sizes.dit.width * sees_state)
+    def sizes(self, model: Gr00tConfig, chunk_size: int) -> FlowSizes:
+        """Return the sizes that steering depends on, from the files of the checkpoint.
 
+        Raises:
+            PolicyError: these are missing or damaged.
+        """
+        sizes = CheckpointFiles.read(model).architecture
+        sees_state = model.value_input is ValueInput.vl_and_state
+        return FlowSizes(sizes.action_horizon, sizes.max_action_dim, sizes.width + sizes.dit.width * sees_state)
 
-def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield an issue for each fault of a config of GR00T."""
-    model = config.model
-    assert isinstance(model, Gr00tConfig)
-    yield from check_flow(config)
-    if not config.env.cameras:
-        yield ConfigIssue(
-            "env.cameras", f"env.cameras is empty, but model {model.name!r} needs images", "name a camera"
-        )
-    if model.freeze_vision and model.freeze_language and config.engine.lora.rank:
-        yield ConfigIssue(
-            "engine.lora.rank",
-            f"engine.lora.rank = {config.engine.lora.rank} puts adapters around the vision-language model, which "
-            "model.freeze_vision and model.freeze_language leave as it is",
-            "set one of these to false, or engine.lora.rank to 0",
-        )
-    if model.checkpoint is None:
-        yield from _check_scratch(config, model)
-    elif Path(model.checkpoint).is_dir():
-        yield from _check_folder(config, model)
+    def check(self, config: Config) -> Iterator[ConfigIssue]:
+        """Yield an issue for each fault of a config of GR00T."""
+        model = config.model
+        assert isinstance(model, Gr00tConfig)
+        yield from super().check(config)
+        if not config.env.cameras:
+            yield ConfigIssue(
+                "env.cameras", f"env.cameras is empty, but model {model.name!r} needs images", "name a camera"
+            )
+        if model.freeze_vision and model.freeze_language and config.engine.lora.rank:
+            yield ConfigIssue(
+                "engine.lora.rank",
+                f"engine.lora.rank = {config.engine.lora.rank} puts adapters around the vision-language model, which "
+                "model.freeze_vision and model.freeze_language leave as it is",
+                "set one of these to false, or engine.lora.rank to 0",
+            )
+        if model.checkpoint is None:
+            yield from _check_scratch(config, model)
+        elif Path(model.checkpoint).is_dir():
+            yield from _check_folder(config, model)
 
 
 def _check_scratch(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:

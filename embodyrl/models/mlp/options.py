@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from embodyrl.config.infos import ModelInfo
 from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.needs import Learns
 from embodyrl.config.rules import acts_by_choice, needs_of_all, on_policy_algorithms, replay_of
@@ -55,18 +56,21 @@ class MLPConfig(HeadConfig):
     policy. With a replay they begin with the decisions before learning."""
 
 
-def check(config: Config) -> Iterator[ConfigIssue]:
-    """Check that the distribution of actions is one that the algorithm can learn, and that a replay keeps no images for
-    nothing."""
-    yield from check_head(config)
-    yield from check_saved(config)
-    if config.env.cameras and replay_of(config) is not None:
-        yield ConfigIssue(
-            ("env.cameras", "model.name"),
-            f"env.cameras = {config.env.cameras} has no use: the replay would keep images, and model 'mlp' reads "
-            "states alone",
-            "set env.cameras to [] (videos do without), or model to cnn",
-        )
+class MLPInfo(ModelInfo):
+    """The MLP policy."""
+
+    def check(self, config: Config) -> Iterator[ConfigIssue]:
+        """Check that the distribution of actions is one that the algorithm can learn, and that a replay keeps no images
+        for nothing."""
+        yield from check_head(config)
+        yield from check_saved(config)
+        if config.env.cameras and replay_of(config) is not None:
+            yield ConfigIssue(
+                ("env.cameras", "model.name"),
+                f"env.cameras = {config.env.cameras}, so that the replay would keep images, but model 'mlp' reads "
+                "states alone",
+                "set env.cameras to [] (videos do without), or model to cnn",
+            )
 
 
 def check_head(config: Config) -> Iterator[ConfigIssue]:

@@ -8,8 +8,7 @@ from enum import StrEnum
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config, setting
-from embodyrl.models.prismatic.check import check as check_common
-from embodyrl.models.prismatic.check import notes as common_notes
+from embodyrl.models.prismatic.check import PrismaticInfo
 from embodyrl.models.prismatic.config import PrismaticConfig
 from embodyrl.registry import ALGORITHMS
 
@@ -49,43 +48,41 @@ class OpenVLAOFTConfig(PrismaticConfig):
     """q99: -1 and 1 are the 1st and 99th percentile. min_max: the ends of the range, as models for ALOHA have it."""
 
 
-def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield an issue for each fault of a config of OpenVLA-OFT."""
-    model = config.model
-    assert isinstance(model, OpenVLAOFTConfig)
-    says_numbers = model.action_head is ActionHead.l1
-    algorithm, needs = config.algorithm.name, config.algorithm.needs(config)
-    if says_numbers and algorithm in ALGORITHMS and not ALGORITHMS.entry(algorithm).demonstrations:
-        yield ConfigIssue(
-            "model.action_head",
-            f"model.action_head = l1 is a regression without probabilities, which algorithm {algorithm!r} cannot "
-            "improve",
-            "set model.action_head to discrete, or algorithm to one that learns from demonstrations",
-        )
-    elif says_numbers and needs.rollouts:
-        yield ConfigIssue(
-            ("model.action_head", "algorithm.name"),
-            f"model.action_head = l1 is a regression without probabilities, and rollouts of algorithm {algorithm!r} "
-            "draw actions",
-            (f"set {needs.to_roll_out_nothing}, or " if needs.to_roll_out_nothing else "set ")
-            + "model.action_head to discrete",
-        )
-    if says_numbers and config.eval.sample:
-        yield ConfigIssue(
-            "eval.sample",
-            "eval.sample = true draws actions, but model.action_head = l1 is a regression without probabilities",
-            "set eval.sample to false",
-        )
-    yield from check_common(config, model.num_images, _heads(model))
+class OpenVLAOFTInfo(PrismaticInfo):
+    """OpenVLA-OFT."""
 
+    def check(self, config: Config) -> Iterator[ConfigIssue]:
+        """Yield an issue for each fault of a config of OpenVLA-OFT."""
+        model = config.model
+        assert isinstance(model, OpenVLAOFTConfig)
+        says_numbers = model.action_head is ActionHead.l1
+        algorithm, needs = config.algorithm.name, config.algorithm.needs(config)
+        if says_numbers and algorithm in ALGORITHMS and not ALGORITHMS.entry(algorithm).demonstrations:
+            yield ConfigIssue(
+                "model.action_head",
+                f"model.action_head = l1 is a regression without probabilities, which algorithm {algorithm!r} cannot "
+                "improve",
+                "set model.action_head to discrete, or algorithm to one that learns from demonstrations",
+            )
+        elif says_numbers and needs.rollouts:
+            yield ConfigIssue(
+                ("model.action_head", "algorithm.name"),
+                f"model.action_head = l1 is a regression without probabilities, and rollouts of algorithm {algorithm!r}"
+                " draw actions",
+                (f"set {needs.to_roll_out_nothing}, or " if needs.to_roll_out_nothing else "set ")
+                + "model.action_head to discrete",
+            )
+        if says_numbers and config.eval.sample:
+            yield ConfigIssue(
+                "eval.sample",
+                "eval.sample = true draws actions, but model.action_head = l1 is a regression without probabilities",
+                "set eval.sample to false",
+            )
+        yield from super().check(config)
 
-def notes(config: Config) -> Iterator[str]:
-    """Yield texts about parts of the checkpoint that are not used."""
-    assert isinstance(config.model, OpenVLAOFTConfig)
-    yield from common_notes(config, _heads(config.model))
+    def _images(self, model: OpenVLAOFTConfig) -> int:
+        return model.num_images
 
-
-def _heads(model: OpenVLAOFTConfig) -> tuple[str, ...]:
-    """Return the parts that the options use, by the prefixes of their files."""
-    parts = ((ACTION_HEAD, model.action_head is ActionHead.l1), (PROPRIO_PROJECTOR, model.use_proprio))
-    return tuple(name for name, used in parts if used)
+    def _heads(self, model: OpenVLAOFTConfig) -> tuple[str, ...]:
+        parts = ((ACTION_HEAD, model.action_head is ActionHead.l1), (PROPRIO_PROJECTOR, model.use_proprio))
+        return tuple(name for name, used in parts if used)

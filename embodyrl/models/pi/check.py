@@ -14,9 +14,8 @@ from embodyrl.config.rules import task_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.flow.config import FlowSizes
-from embodyrl.models.flow.config import check as check_flow
-from embodyrl.models.lerobot import PREPROCESSOR, RELATIVE_STEPS, Robot, steps_of
+from embodyrl.models.flow.config import FlowInfo, FlowSizes
+from embodyrl.models.lerobot import PREPROCESSOR, RELATIVE_STEPS, LerobotInfo, Robot, steps_of
 from embodyrl.models.pi.checkpoint import LEROBOT_PREFIX, CheckpointFiles, Layout, robot_of, sees_state, ways_of
 from embodyrl.models.pi.config import (
     Architecture,
@@ -106,37 +105,6 @@ def writes_padded(config: PiConfig) -> bool:
     return isinstance(config, Pi05Config) and config.state is StateInput.prompt and bool(config.padded_state)
 
 
-def notes(config: Config) -> Iterator[str]:
-    """Yield texts about the conventions of a checkpoint's prompts, denoising times and normalisation, and how to change
-    them."""
-    model = config.model
-    assert isinstance(model, PiConfig)
-    if model.checkpoint is None or not Path(model.checkpoint).is_dir():
-        return
-    files = CheckpointFiles.read(model)
-    options, kept = with_defaults(model, files), with_kept(model, Path(model.checkpoint))
-    if isinstance(options, Pi05Config) and options.state is StateInput.prompt:
-        assert isinstance(model, Pi05Config) and isinstance(kept, Pi05Config)
-        width = files.architecture(model.name).state_dim
-        way = (
-            f"the state in the prompt is filled up to {width} numbers, as LeRobot 0.4 does"
-            if options.padded_state
-            else "the state in the prompt is the robot's own numbers, as openpi and LeRobot since 0.5 write it"
-        )
-        yield f"{way} ({_reason('padded_state', model, kept)})"
-    way = (
-        f"denoising times are 1 - i/{model.denoising_steps}, as LeRobot's since 0.4.3"
-        if options.denoising_times is DenoisingTimes.divided
-        else f"denoising times add up -1/{model.denoising_steps} in float32, as openpi's"
-    )
-    yield f"{way} ({_reason('denoising_times', model, kept)})"
-    ways = ways_of(options, files)
-    both = f"states are normalised by {ways['STATE']}, actions by {ways['ACTION']}"
-    way = both if sees_state(options) else f"actions are normalised by {ways['ACTION']}"
-    yield f"{way} ({_reason('normalization', model, kept)})"
-    yield from note_executed(config, files.config.get("n_action_steps"))
-
-
 def _reason(name: str, given: PiConfig, kept: PiConfig) -> str:
     if getattr(given, name) is not None:
         return f"model.{name}"
@@ -145,45 +113,77 @@ def _reason(name: str, given: PiConfig, kept: PiConfig) -> str:
     return f"by the checkpoint's files; model.{name} changes it"
 
 
-def flow_sizes(model: PiConfig, chunk_size: int) -> FlowSizes:
-    """Return the sizes that steering depends on, from the files of the checkpoint.
-
-    Raises:
-        PolicyError: these are missing or damaged.
-    """
-    sizes = CheckpointFiles.read(model).architecture(model.name)
-    read = sizes.expert if model.value_from is ValueFrom.expert else sizes.language
-    return FlowSizes(sizes.horizon, sizes.action_dim, read.width)
-
-
 # --------------------------------------------------------------------------------------------------------------- checks
 
 
-def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield an issue for each fault of a config of pi0 or pi0.5."""
-    model = config.model
-    assert isinstance(model, PiConfig)
-    yield from check_flow(config)
-    own, other = (StateInput.token, "pi05") if model.name == "pi0" else (StateInput.prompt, "pi0")
-    if model.state not in (own, StateInput.none):
-        yield ConfigIssue(
-            "model.state",
-            f"model.state = {model.state.value}, which model {model.name!r} has no place for",
-            f"set it to {own.value} or none, or model.name to {other}",
+class PiInfo(FlowInfo, LerobotInfo):
+    """pi0 and pi0.5."""
+
+    def sizes(self, model: PiConfig, chunk_size: int) -> FlowSizes:
+        """Return the sizes that steering depends on, from the files of the checkpoint.
+
+        Raises:
+            PolicyError: these are missing or damaged.
+        """
+        sizes = CheckpointFiles.read(model).architecture(model.name)
+        read = sizes.expert if model.value_from is ValueFrom.expert else sizes.language
+        return FlowSizes(sizes.horizon, sizes.action_dim, read.width)
+
+    def check(self, config: Config) -> Iterator[ConfigIssue]:
+        """Yield an issue for each fault of a config of pi0 or pi0.5."""
+        model = config.model
+        assert isinstance(model, PiConfig)
+        yield from super().check(config)
+        own, other = (StateInput.token, "pi05") if model.name == "pi0" else (StateInput.prompt, "pi0")
+        if model.state not in (own, StateInput.none):
+            yield ConfigIssue(
+                "model.state",
+                f"model.state = {model.state.value}, which model {model.name!r} has no place for",
+                f"set it to {own.value} or none, or model.name to {other}",
+            )
+        if model.frozen is Frozen.language and config.engine.lora.rank:
+            yield ConfigIssue(
+                "engine.lora.rank",
+                f"engine.lora.rank = {config.engine.lora.rank} puts adapters around the language model, which "
+                "model.frozen = language leaves as it is",
+                "set model.frozen to vision or nothing, or engine.lora.rank to 0",
+            )
+        if model.checkpoint is None:
+            yield from _check_scratch(config, model)
+        if model.checkpoint is not None and Path(model.checkpoint).is_dir():
+            yield from _check_folder(config, model)
+        else:
+            yield from check_there(config)
+
+    def notes(self, config: Config) -> Iterator[str]:
+        """Yield texts about the conventions of a checkpoint's prompts, denoising times and normalisation, and how to
+        change them."""
+        model = config.model
+        assert isinstance(model, PiConfig)
+        if model.checkpoint is None or not Path(model.checkpoint).is_dir():
+            return
+        files = CheckpointFiles.read(model)
+        options, kept = with_defaults(model, files), with_kept(model, Path(model.checkpoint))
+        if isinstance(options, Pi05Config) and options.state is StateInput.prompt:
+            assert isinstance(model, Pi05Config) and isinstance(kept, Pi05Config)
+            width = files.architecture(model.name).state_dim
+            way = (
+                f"the state in the prompt is filled up to {width} numbers, as LeRobot 0.4 does"
+                if options.padded_state
+                else "the state in the prompt is the robot's own numbers, as openpi and LeRobot since 0.5 write it"
+            )
+            yield f"{way} ({_reason('padded_state', model, kept)})"
+        way = (
+            f"denoising times are 1 - i/{model.denoising_steps}, as LeRobot's since 0.4.3"
+            if options.denoising_times is DenoisingTimes.divided
+            else f"denoising times add up -1/{model.denoising_steps} in float32, as openpi's"
         )
-    if model.frozen is Frozen.language and config.engine.lora.rank:
-        yield ConfigIssue(
-            "engine.lora.rank",
-            f"engine.lora.rank = {config.engine.lora.rank} puts adapters around the language model, which "
-            "model.frozen = language leaves as it is",
-            "set model.frozen to vision or nothing, or engine.lora.rank to 0",
-        )
-    if model.checkpoint is None:
-        yield from _check_scratch(config, model)
-    if model.checkpoint is not None and Path(model.checkpoint).is_dir():
-        yield from _check_folder(config, model)
-    else:
-        yield from check_there(config)
+        yield f"{way} ({_reason('denoising_times', model, kept)})"
+        ways = ways_of(options, files)
+        both = f"states are normalised by {ways['STATE']}, actions by {ways['ACTION']}"
+        way = both if sees_state(options) else f"actions are normalised by {ways['ACTION']}"
+        yield f"{way} ({_reason('normalization', model, kept)})"
+        yield from note_executed(config, files.config.get("n_action_steps"))
 
 
 def _check_scratch(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from embodyrl.config.infos import ModelInfo
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
@@ -26,32 +28,44 @@ from embodyrl.registry import ALGORITHMS
 from embodyrl.screen import counted
 
 
-def check(config: Config, num_images: int, heads: tuple[str, ...] = ()) -> Iterator[ConfigIssue]:
-    """Yield issues that concern both OpenVLA and OpenVLA-OFT.
+class PrismaticInfo(ModelInfo):
+    """OpenVLA, and what OpenVLA-OFT shares with it."""
 
-    Args:
-        config: the whole config.
-        num_images: images per observation.
-        heads: parts that the checkpoint must have in separate files.
-    """
-    model, cameras = config.model, config.env.cameras
-    assert isinstance(model, PrismaticConfig)
-    if len(cameras) != num_images:
-        yield ConfigIssue(
-            "env.cameras",
-            f"env.cameras names {counted(len(cameras), 'camera')}, but model {model.name!r} takes "
-            f"{counted(num_images, 'image')}",
-            f"name {counted(num_images, 'camera')} of the simulator",
-            fix={"env.cameras": cameras[:num_images]} if len(cameras) > num_images else {},
-        )
-    if model.adapter is not None and not Path(model.adapter).is_dir():
-        yield ConfigIssue(
-            "model.adapter", f"model.adapter = {model.adapter!r} is no folder", "name the folder of a LoRA adapter"
-        )
-    if model.checkpoint is None:
-        yield from check_without_checkpoint(model, "adapter", "unnorm_key")
-    if model.checkpoint is not None and Path(model.checkpoint).is_dir():
-        yield from _check_folder(config, model, Path(model.checkpoint), heads)
+    def _images(self, model: Any) -> int:
+        """Return the images per observation."""
+        return 1
+
+    def _heads(self, model: Any) -> tuple[str, ...]:
+        """Return the parts that the options use and that a checkpoint has in separate files, by the prefixes of
+        these."""
+        return ()
+
+    def check(self, config: Config) -> Iterator[ConfigIssue]:
+        """Yield an issue for each fault of a config that concerns both."""
+        model, cameras, num_images = config.model, config.env.cameras, self._images(config.model)
+        assert isinstance(model, PrismaticConfig)
+        if len(cameras) != num_images:
+            yield ConfigIssue(
+                "env.cameras",
+                f"env.cameras names {counted(len(cameras), 'camera')}, but model {model.name!r} takes "
+                f"{counted(num_images, 'image')}",
+                f"name {counted(num_images, 'camera')} of the simulator",
+                fix={"env.cameras": cameras[:num_images]} if len(cameras) > num_images else {},
+            )
+        if model.adapter is not None and not Path(model.adapter).is_dir():
+            yield ConfigIssue(
+                "model.adapter", f"model.adapter = {model.adapter!r} is no folder", "name the folder of a LoRA adapter"
+            )
+        if model.checkpoint is None:
+            yield from check_without_checkpoint(model, "adapter", "unnorm_key")
+        if model.checkpoint is not None and Path(model.checkpoint).is_dir():
+            yield from _check_folder(config, model, Path(model.checkpoint), self._heads(model))
+
+    def notes(self, config: Config) -> Iterator[str]:
+        """Yield texts about parts of the checkpoint that the options do not use."""
+        model = config.model
+        if model.checkpoint is not None and Path(model.checkpoint).is_dir():
+            yield from map(str, unused_parts(Path(model.checkpoint), self._heads(model)))
 
 
 def _check_folder(
@@ -97,10 +111,3 @@ def _learns_tokens(config: Config) -> bool:
     """Return whether a run learns from demonstrations only, and so can teach a model what it was not trained for."""
     algorithm = config.algorithm.name
     return algorithm in ALGORITHMS and ALGORITHMS.entry(algorithm).demonstrations is True
-
-
-def notes(config: Config, heads: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield texts about parts of the checkpoint that the options do not use; see `check`."""
-    model = config.model
-    if model.checkpoint is not None and Path(model.checkpoint).is_dir():
-        yield from map(str, unused_parts(Path(model.checkpoint), heads))

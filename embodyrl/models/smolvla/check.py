@@ -9,9 +9,8 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import task_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.flow.config import FlowSizes
-from embodyrl.models.flow.config import check as check_flow
-from embodyrl.models.lerobot import Robot
+from embodyrl.models.flow.config import FlowInfo, FlowSizes
+from embodyrl.models.lerobot import LerobotInfo, Robot
 from embodyrl.models.smolvla.checkpoint import CheckpointFiles, files_before_simulator
 from embodyrl.models.smolvla.config import Architecture, SmolVLAConfig
 from embodyrl.models.smolvla.prompts import Prompts
@@ -31,40 +30,41 @@ STATES = "other states with env.proprio, or set model.state to none"
 """What could be changed if the statistics are of other states than the simulator's."""
 
 
-def flow_sizes(model: SmolVLAConfig, chunk_size: int) -> FlowSizes:
-    """Return the sizes that steering depends on, from the files of the checkpoint.
+class SmolVLAInfo(FlowInfo, LerobotInfo):
+    """SmolVLA."""
 
-    Raises:
-        PolicyError: these are missing or damaged.
-    """
-    sizes = CheckpointFiles.read(model).architecture
-    return FlowSizes(model.horizon or chunk_size, sizes.action_dim, sizes.expert.width)
+    def sizes(self, model: SmolVLAConfig, chunk_size: int) -> FlowSizes:
+        """Return the sizes that steering depends on, from the files of the checkpoint.
 
+        Raises:
+            PolicyError: these are missing or damaged.
+        """
+        sizes = CheckpointFiles.read(model).architecture
+        return FlowSizes(model.horizon or chunk_size, sizes.action_dim, sizes.expert.width)
 
-def check(config: Config) -> Iterator[ConfigIssue]:
-    """Yield an issue for each fault of a config of SmolVLA."""
-    model = config.model
-    assert isinstance(model, SmolVLAConfig)
-    yield from check_flow(config)
-    yield from check_there(config)
-    if model.horizon is not None and model.horizon < config.rollout.chunk_size:
-        yield ConfigIssue(
-            "model.horizon",
-            f"model.horizon = {model.horizon} is less than rollout.chunk_size = {config.rollout.chunk_size}",
-            "set it to that number or more, or to null",
-        )
-    if model.checkpoint is None:
-        yield from _check_scratch(config, model)
-    elif Path(model.checkpoint).is_dir():
-        yield from _check_folder(config, model)
+    def check(self, config: Config) -> Iterator[ConfigIssue]:
+        """Yield an issue for each fault of a config of SmolVLA."""
+        model = config.model
+        assert isinstance(model, SmolVLAConfig)
+        yield from super().check(config)
+        yield from check_there(config)
+        if model.horizon is not None and model.horizon < config.rollout.chunk_size:
+            yield ConfigIssue(
+                "model.horizon",
+                f"model.horizon = {model.horizon} is less than rollout.chunk_size = {config.rollout.chunk_size}",
+                "set it to that number or more, or to null",
+            )
+        if model.checkpoint is None:
+            yield from _check_scratch(config, model)
+        elif Path(model.checkpoint).is_dir():
+            yield from _check_folder(config, model)
 
-
-def notes(config: Config) -> Iterator[str]:
-    """Yield a text if the checkpoint was meant to execute its chunks otherwise than the config does."""
-    model = config.model
-    assert isinstance(model, SmolVLAConfig)
-    if model.checkpoint is not None and Path(model.checkpoint).is_dir():
-        yield from note_executed(config, CheckpointFiles.read(model).config.get("n_action_steps"))
+    def notes(self, config: Config) -> Iterator[str]:
+        """Yield a text if the checkpoint was meant to execute its chunks otherwise than the config does."""
+        model = config.model
+        assert isinstance(model, SmolVLAConfig)
+        if model.checkpoint is not None and Path(model.checkpoint).is_dir():
+            yield from note_executed(config, CheckpointFiles.read(model).config.get("n_action_steps"))
 
 
 def _check_scratch(config: Config, model: SmolVLAConfig) -> Iterator[ConfigIssue]:

@@ -1,7 +1,4 @@
-"""Checks of configs with environments of Gymnasium, and what a config has to know of them.
-
-Apart from `tasks`, so that simulator processes import nothing of configs.
-"""
+"""What is known of environments of Gymnasium before they run, and checks of configs with them."""
 
 from __future__ import annotations
 
@@ -11,9 +8,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.issues import ConfigIssue, MissingDependency
-from embodyrl.config.rules import on_policy_algorithms
-from embodyrl.envs.gymnasium.families import OWN_PACKAGES, family
-from embodyrl.envs.gymnasium.tasks import GYMNASIUM, Facts, known_tasks, own_tasks, why_not_single, why_unknown
+from embodyrl.envs.gymnasium.families import OWN_PACKAGES, family, task_description
+from embodyrl.envs.gymnasium.tasks import (
+    GYMNASIUM,
+    Facts,
+    known_tasks,
+    limit_of,
+    own_tasks,
+    why_not_single,
+    why_unknown,
+)
+from embodyrl.envs.mujoco.info import MuJoCoInfo
+from embodyrl.envs.options import GymnasiumConfig
 from embodyrl.errors import UserError, did_you_mean
 from embodyrl.registry import load_target
 
@@ -21,14 +27,58 @@ if TYPE_CHECKING:
     from embodyrl.config.schema import Config
 
 
-def check_here(config: Config) -> Iterator[ConfigIssue]:
-    """Yield an issue for each task that is registered neither by Gymnasium nor by a plug-in, for each whose package is
-    not installed, and for each whose actions the algorithm cannot learn."""
-    issues = list(_unknown(config)) or list(_lacking(config)) or list(_misfits(config))
-    yield from issues
-    needs = config.algorithm.needs(config)
-    if not issues and needs.replay is not None and not needs.imitates:
-        yield from _choices(config)
+class GymnasiumInfo(MuJoCoInfo[GymnasiumConfig]):
+    """Tasks of Gymnasium or of one family, and what their environments say of themselves."""
+
+    def listed_tasks(self) -> list[str]:
+        """Return all task names; packages are imported."""
+        return known_tasks(self.name)
+
+    def task_description(self, task: str) -> str:
+        """Return the task description of a task: that of its family, else the words of its name."""
+        return task_description(task)
+
+    def state_dim(self, env: GymnasiumConfig) -> int | None:
+        """Return the size of the state (S)."""
+        facts = _first(env)
+        return None if facts is None else facts.state_dim
+
+    def environment_state(self, env: GymnasiumConfig) -> tuple[int, int] | None:
+        """Return which numbers of the state are the environment's, see `SimulatorSpec.environment_state`."""
+        facts = _first(env)
+        return None if facts is None else facts.environment_state
+
+    def action_dim(self, env: GymnasiumConfig) -> int | None:
+        """Return the size of an action (D)."""
+        facts = _first(env)
+        return None if facts is None else facts.action_dim
+
+    def control_frequency(self, env: GymnasiumConfig) -> float | None:
+        """Return the control steps per second [Hz]; None if the environment does not declare them."""
+        facts = _first(env)
+        return None if facts is None else facts.control_frequency
+
+    def discrete(self, env: GymnasiumConfig) -> bool | None:
+        """Return whether an action is a choice."""
+        facts = _first(env)
+        return None if facts is None else facts.discrete
+
+    def time_limit(self, env: GymnasiumConfig) -> int | None:
+        """Return the longest of the tasks' own time limits [control steps]; None where their package is missing."""
+        try:
+            known = known_tasks(env.name)
+        except Exception:  # of any kind, by code of its own
+            return None
+        return max((limit_of(env.name, task) for task in env.tasks if task in known), default=None)
+
+    def check_here(self, config: Config) -> Iterator[ConfigIssue]:
+        """Yield an issue for each task that is registered neither by Gymnasium nor by a plug-in, for each whose package
+        is not installed, and for each whose actions the algorithm cannot learn."""
+        issues = list(_unknown(config)) or list(_lacking(config)) or list(_misfits(config))
+        yield from issues
+        needs = config.algorithm.needs(config)
+        if not issues and needs.replay is not None and not needs.imitates:
+            yield from _choices(config)
 
 
 def _unknown(config: Config) -> Iterator[ConfigIssue]:
@@ -132,6 +182,8 @@ def _arguments(simulator: str, task: str) -> set[str] | None:
 
 def _choices(config: Config) -> Iterator[ConfigIssue]:
     """Yield an issue for each task with discrete actions, where they must be continuous."""
+    from embodyrl.config.rules import on_policy_algorithms  # not in simulator processes, which ask for the time limit
+
     head = ", with model.head: gaussian" if hasattr(config.model, "head") else ""
     for index, task in enumerate(config.env.tasks):
         facts = _facts(config.env, task)
@@ -170,33 +222,3 @@ def _facts(env: Any, task: str) -> Facts | None:
 def _first(env: Any) -> Facts | None:
     """Return the facts of the first task; those of the others must be the same."""
     return _facts(env, env.tasks[0]) if env.tasks else None
-
-
-def state_dim(env: Any) -> int | None:
-    """Return the size of the state (S)."""
-    facts = _first(env)
-    return None if facts is None else facts.state_dim
-
-
-def environment_state(env: Any) -> tuple[int, int] | None:
-    """Return which numbers of the state are the environment's, see `SimulatorSpec.environment_state`."""
-    facts = _first(env)
-    return None if facts is None else facts.environment_state
-
-
-def action_dim(env: Any) -> int | None:
-    """Return the size of an action (D)."""
-    facts = _first(env)
-    return None if facts is None else facts.action_dim
-
-
-def control_frequency(env: Any) -> float | None:
-    """Return the control steps per second [Hz]; None if the environment does not declare them."""
-    facts = _first(env)
-    return None if facts is None else facts.control_frequency
-
-
-def discrete(env: Any) -> bool | None:
-    """Return whether an action is a choice."""
-    facts = _first(env)
-    return None if facts is None else facts.discrete
