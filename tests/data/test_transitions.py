@@ -267,11 +267,15 @@ def of_metaworld(folder: Path, **changes: Any) -> Path:
         ({}, ["env.action_repeat=4"], "set env.action_repeat to 2, or record"),
         ({"fps": 37}, [], "the simulator 40: an action of theirs does something else - record them with"),
         ({}, ["data.steps=7"], "data.steps is set, but"),
-        ({}, ["algorithm.off_policy.imitation.better_only=true", "algorithm.off_policy.imitation.coef=0"], "no use"),
+        (
+            {},
+            ["algorithm.off_policy.imitation.better_only=true", "algorithm.off_policy.imitation.coef=0"],
+            "does nothing",
+        ),
         (
             {},
             ["algorithm.off_policy.imitation.first_steps=0", "algorithm.off_policy.imitation.cloned_coef=1"],
-            "there is no policy that imitation alone gave",
+            "cloned_coef = 1.0 does nothing while",
         ),
         (
             {},

@@ -23,7 +23,7 @@ from embodyrl.config import ConfigError, ConfigUse, load_config
 from embodyrl.config.rules import checkpoint_notes
 from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_policy
-from embodyrl.models.openvla_oft.config import OpenVLAOFTConfig, check
+from embodyrl.models.openvla_oft.config import OpenVLAOFTConfig, OpenVLAOFTInfo
 from embodyrl.models.prismatic.config import Architecture, Interpolation, ScratchConfig
 from embodyrl.models.prismatic.network import NAMING, PrismaticNetwork, checkpoint_name
 from embodyrl.models.prismatic.processor import ActionBins, TokenDistribution
@@ -182,9 +182,9 @@ def test_a_config_is_checked_against_its_checkpoint(folder: Path, name: str, spo
     settings += ["model=openvla_oft", f"model.checkpoint={folder}", "model.unnorm_key=first"]
     settings += ["model.action_head=l1", "algorithm=sft", "data.path=nowhere"]
     config = load_config("gym_cartpole", settings, use=ConfigUse.elsewhere).config
-    assert list(check(config)) == []
+    assert list(OpenVLAOFTInfo("openvla_oft").check(config)) == []
     spoil(folder / name)
-    [issue] = check(config)
+    [issue] = OpenVLAOFTInfo("openvla_oft").check(config)
     assert issue.where == "model.checkpoint" and name.partition("--")[0] in issue.message
 
 
@@ -219,7 +219,7 @@ def test_statistics_are_checked_before_anything_starts(folder: Path) -> None:
     for change, wanted in rows:
         content = {**good, **change} if "second" in change else {**good, "second": {**good["second"], **change}}
         path.write_text(json.dumps(content))
-        said = [issue.message for issue in check(config)]
+        said = [issue.message for issue in OpenVLAOFTInfo("openvla_oft").check(config)]
         faults += [] if said and wanted in said[0] else [(wanted, said)]
         with pytest.raises(PolicyError) as caught:
             oft(folder, **L1 | {"unnorm_key": "second"})
@@ -231,7 +231,7 @@ def test_statistics_are_checked_before_anything_starts(folder: Path) -> None:
     ):
         change_of = json.loads((folder / "config.json").read_text()) | {"norm_stats": own}
         (folder / "config.json").write_text(json.dumps(change_of))
-        said = [issue.message for issue in check(config)]
+        said = [issue.message for issue in OpenVLAOFTInfo("openvla_oft").check(config)]
         faults += [] if said and wanted in said[0] else [(wanted, said)]
     assert not faults
 

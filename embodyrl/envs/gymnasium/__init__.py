@@ -1,5 +1,6 @@
 """Any registered Gymnasium environment.
 
-- `tasks`: what it offers and what a config can get wrong, without importing it
+- `info`: what it offers and what a config can get wrong, without importing it
+- `tasks`: the tables and files behind that
 - `simulator`: the registered simulator and its slots
 """
