@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spread_program import equal
 from torch import Tensor
 
 from embodyrl.rollout.batch import COLUMNS, Along, BatchError, TrajectoryBatch, concat, type_name
+from tests.rollout.spread_program import equal
 
 SIZES = {"C": 4, "D": 7, "N": 28, "S": 5, "V": 2, "H": 3, "W": 2, "3": 3}
 
