@@ -66,6 +66,7 @@ class Exchange:
             self._held.append(_Held(numbers, columns))
         self.names = tuple(columns)
         self._empty = {name: column[:0] for name, column in columns.items()}
+        # An address says where its row is: with the rank that is left over when it is divided by their number.
         return numbers * self.ranks.size + self.ranks.rank
 
     def is_here(self, addresses: Tensor) -> Tensor:
@@ -78,6 +79,7 @@ class Exchange:
         kept = []
         for held in self._held:
             wanted = torch.isin(held.numbers, numbers)
+            # What stays whole stays where it is; a copy of a part lets the rest of its memory go.
             if bool(wanted.all()):
                 kept.append(held)
             elif bool(wanted.any()):
@@ -93,6 +95,7 @@ class Exchange:
             names: of the columns; None: all.
         """
         size, rank = self.ranks.size, self.ranks.rank
+        # Every rank knows what all of them want, so nobody asks: each sends what it holds of it.
         given = torch.cat([each[self.is_here(each)] for each in wanted])
         parts = [int(self.is_here(each).sum()) for each in wanted]
         owners = wanted[rank] % size

@@ -260,6 +260,7 @@ class Replay:
         before; none before there are enough decisions."""
         if not self.has_begun:
             return 0
+        # Counted over the whole run and rounded once: fractions of a step are not lost between rollouts.
         self._asking += self._newest
         steps = math.floor(updates_per_step * self._asking + ROUNDING) - self._taken
         self._taken += steps
@@ -300,6 +301,7 @@ class Replay:
         self._outcomes.extend(episode.success for episode in rollout.finished)
         self.ended["episodes"] += len(rollout.finished)
         self.ended["successes"] += sum(bool(episode.success) for episode in rollout.finished)
+        # Row by row, since the moments of a slot go into its ring in the order in which they happened.
         for row in range(batch.size[0]):
             slots = np.flatnonzero(valid[row])
             entry = {name: column[row, slots] for name, column in columns.items()}
@@ -380,6 +382,7 @@ class Replay:
         labelled = self._interventions() if beside is not None and beside.interventions_join else NONE
         for number in range(self._taken - count, self._taken):
             demonstrated = 0 if beside is None else beside.count(number, size)
+            # All ranks draw the same decisions, and each reads those that it holds.
             columns, where = self._own_of(self._live[self._draw(len(self._live), size - demonstrated)])
             where += demonstrated
             if beside is not None and demonstrated:

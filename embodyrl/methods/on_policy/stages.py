@@ -53,6 +53,7 @@ def shape_rewards(iteration: Iteration) -> None:
     reward, encode = learner.reward, learner.encoder
     executed = executed_in(batch)
     exchange = iteration.engine.exchange
+    # Images may lie with the ranks that collected them; they come only for a reward that asks for them.
     named = [name for name in APART if reward.takes(name)]
     whole = bring_large(batch, exchange, [True] * exchange.ranks.size, named) if named else batch
     columns = {name: whole[name] for name in whole.columns()} | {"executed": executed}
@@ -76,6 +77,7 @@ def estimate_advantages(iteration: Iteration) -> None:
     settings = learner.algorithm
     of_actions = settings.reward_level is RewardLevel.action
     steps = steps_of_actions(batch, settings) if of_actions else steps_of_chunks(batch, settings)
+    # Before the estimator, so that the returns that a critic learns have the same scale as the advantages.
     steps["rewards"] = steps["rewards"] * settings.reward_scale
     columns: dict[str, Any] = steps | {"group_size": iteration.config.rollout.group_size}
     advantages, returns = (column.float() for column in advantages_by(learner.advantage, columns))
@@ -124,6 +126,7 @@ def steps_of_chunks(batch: TrajectoryBatch, settings: OnPolicyConfig) -> dict[st
     columns = {name: batch[name] for name in ("values", "terminated", "valid") if name in batch} | {
         "rewards": chunk_rewards(batch["shaped_rewards"].double(), settings.gamma if per_action else 1.0),
         "ended": batch["terminated"] | batch["truncated"],
+        # A chunk that ended early discounts what follows by the actions that it executed.
         "discounts": settings.gamma ** (batch["steps"].float() if per_action else batch["valid"].float()),
     }
     if "next_values" in batch:

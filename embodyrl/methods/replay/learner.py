@@ -155,6 +155,7 @@ class CriticLearner(ReplayLearner):
         critics = self._sizes = self.algorithm.off_policy.critics
         self._pixels = self.algorithm.off_policy.augment_pixels
         device, seed, config, updates = self.device, engine.seed, engine.config.optimizer, engine.iterations
+        # A policy that shows critics what it sees has one encoder for both; otherwise they need one of their own.
         critic_encoder = None if shows_critics(self.policy) else self.encoder_for(self.policy, simulator, seed)
         self.critic_encoder = None if critic_encoder is None else critic_encoder.to(device)
         """What the critics see with, where the policy shows them nothing."""
@@ -167,6 +168,7 @@ class CriticLearner(ReplayLearner):
         # arXiv:1509.02971, section 3).
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         encoder = self.observation_encoder.encoder_parameters()
+        # The encoder is stepped with the critics, not with the actor: it learns from the loss of the values alone.
         of_critics = dataclasses.replace(config, lr=config.critic_lr or config.lr, critic_lr=None)
         learned = [*self.critics.parameters(), *encoder]
         self.optimizers = {
@@ -339,6 +341,7 @@ class CriticLearner(ReplayLearner):
     def features(self, columns: Columns, prefix: str = "", of: SoftPolicy | None = None) -> Tensor:
         """Return what the critics see of the observations at decisions, or with `next_` of those that followed; `of` is
         the policy that looks, if it is another one."""
+        # Observations are the columns that come in pairs, now and `next_`; the others, such as rewards, are not seen.
         followed = [name.removeprefix("next_") for name in columns if name.startswith("next_")]
         seen = {name: columns[f"{prefix}{name}"] for name in followed}
         if self.critic_encoder is not None:
@@ -347,6 +350,8 @@ class CriticLearner(ReplayLearner):
 
     def _subset(self) -> Tensor | None:
         """Draw the critics of a target, none twice; None: all of them count."""
+        # The least of a few that are drawn anew (REDQ, Chen et al. 2021, arXiv:2101.05982): the least of many would
+        # be far too low.
         count, subset = self._sizes.count, self._sizes.subset
         if subset == count:
             return None
