@@ -18,7 +18,6 @@ from typing import Any
 
 import embodyrl.registry
 from embodyrl.config.issues import ConfigIssue, KeyPath
-from embodyrl.config.schema import AlgorithmConfig
 from embodyrl.config.values import check_value, choices_in
 from embodyrl.errors import UserError, line_of
 from embodyrl.registry import Registry
@@ -129,7 +128,13 @@ def is_component(section: type) -> bool:
     """Return whether a section holds only a component's name and options, as `algorithm.loss` does. A config may write
     just the name in place of such a section, and another name resets it. `env` and `model` have common settings as
     well, and methods share most of theirs."""
-    return registry_of(section) is not None and len(settings_of(section)) == 1 and section is not AlgorithmConfig
+    return registry_of(section) is not None and len(settings_of(section)) == 1 and not _is_method(section)
+
+
+def _is_method(section: type) -> bool:
+    from embodyrl.config.schema import AlgorithmConfig  # not for lists of configs, which take no settings
+
+    return section is AlgorithmConfig
 
 
 def component_sections(root: type) -> Mapping[KeyPath, type]:
@@ -147,7 +152,7 @@ def _component_sections(root: type, registered: int) -> Mapping[KeyPath, type]:
             found[(name,)] = setting.section
         elif setting.section is not None:
             below = dict(_component_sections(setting.section, registered))
-            for options in choices_of(setting.section) if setting.section is AlgorithmConfig else ():
+            for options in choices_of(setting.section) if _is_method(setting.section) else ():
                 below |= _component_sections(options, registered)
             found |= {(name, *path): section for path, section in below.items()}
     return found
