@@ -162,6 +162,9 @@ def test_what_is_known_is_a_class_of_the_right_kind_without_misspelt_methods(mon
     assert simulator_info("unknown").tasks() is None and model_info("unknown").executed(Path()) == {}
     with pytest.raises(TypeError, match=r"Mine\.camera answers nothing .* - did you mean 'cameras'\?"):
         type("Mine", (SimulatorInfo,), {"camera": print})
+    with pytest.raises(TypeError, match=r"Mine\.state_dim is called with \(self, env\): too many positional"):
+        type("Mine", (SimulatorInfo,), {"state_dim": lambda self: 3})
+    type("Mine", (SimulatorInfo,), {"state_dim": lambda self, env, more=1: 3})
 
 
 def test_a_registration_as_it_was_written_before_says_what_to_write() -> None:

@@ -6,6 +6,7 @@ A component answers what it knows, by methods of the same names; the answers her
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -32,15 +33,28 @@ class Info:
         self.name = name
 
     def __init_subclass__(cls) -> None:
-        """Refuse a method that nobody asks for, because its name is misspelt."""
+        """Refuse a method that nobody asks for, because its name is misspelt, and one with other arguments than it is
+        asked with."""
         super().__init_subclass__()
-        asked = {name for base in cls.__mro__[1:-1] for name in vars(base) if not name.startswith("_")}
-        for name in () if Info in cls.__bases__ else vars(cls):
-            if not name.startswith("_") and name not in asked and (near := near_match(name, asked)) is not None:
-                raise TypeError(
-                    f"{cls.__qualname__}.{name} answers nothing that is asked - did you mean {near!r}? (a name of its "
-                    "own begins with _)"
-                )
+        if Info in cls.__bases__:
+            return
+        asked = {name: method for base in cls.__mro__[-2::-1] for name, method in vars(base).items() if base is not cls}
+        for name, method in vars(cls).items():
+            what = f"{cls.__qualname__}.{name}"
+            if name.startswith("_"):
+                continue
+            if name not in asked:
+                if (near := near_match(name, asked)) is not None:
+                    raise TypeError(
+                        f"{what} answers nothing that is asked - did you mean {near!r}? (a name of its own begins "
+                        "with _)"
+                    )
+            elif callable(method):
+                given = [*inspect.signature(asked[name]).parameters]
+                try:
+                    inspect.signature(method).bind(*given)
+                except TypeError as error:
+                    raise TypeError(f"{what} is called with ({', '.join(given)}): {error}") from error
 
     def says(self, name: str) -> bool:
         """Return whether the component answers this itself, not by default."""
