@@ -66,30 +66,11 @@ def gae(
     # `next_values` instead of `values` shifted by one row: at a time limit the next row is another episode's, while the
     # value to bootstrap from is that of the observation before the reset. `ended` only stops the sum.
     deltas = rewards + discounts * next_values - values
-    advantages = _discounted_sums(deltas, discounts * gae_lambda * (~ended), valid)
+    advantages = discounted_sums(deltas, discounts * gae_lambda * (~ended), valid)
     return advantages, torch.where(valid, advantages + values, 0.0)
 
 
-def reinforce_pp(*, rewards: Tensor, ended: Tensor, discounts: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """REINFORCE++, Hu et al. (2025), arXiv:2501.03262: the discounted return from each step to the end of its episode.
-    Its baseline is the batch's mean, which `algorithm.normalize_advantages` subtracts.
-
-    Args: as in `gae`.
-
-    Returns:
-        The returns, as advantages and as returns.
-    """
-    returns = _discounted_sums(rewards, discounts * (~ended), valid)
-    return returns, returns
-
-
-def raw(*, rewards: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the reward of each step unchanged, for a reward function that assigns credit itself."""
-    advantages = torch.where(valid, rewards, 0.0)
-    return advantages, advantages
-
-
-def _discounted_sums(terms: Tensor, factors: Tensor, valid: Tensor) -> Tensor:
+def discounted_sums(terms: Tensor, factors: Tensor, valid: Tensor) -> Tensor:
     """Return S_k = terms_k + factors_k S_{k+1}, and 0 where no step is valid."""
     sums = torch.zeros_like(terms)
     following = torch.zeros_like(terms[0])

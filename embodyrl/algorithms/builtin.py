@@ -59,7 +59,7 @@ def declare_advantages() -> None:
     )
     ADVANTAGES.register(
         "grpo",
-        target="embodyrl.algorithms.group_advantages:grpo",
+        target="embodyrl.algorithms.critic_free:grpo",
         options="embodyrl.algorithms.options:GRPOConfig",
         critic=False,
         whole=True,
@@ -69,7 +69,7 @@ def declare_advantages() -> None:
     )
     ADVANTAGES.register(
         "reinforce_pp",
-        target="embodyrl.algorithms.advantages:reinforce_pp",
+        target="embodyrl.algorithms.critic_free:reinforce_pp",
         critic=False,
         whole=True,
         group=False,
@@ -78,7 +78,7 @@ def declare_advantages() -> None:
     )
     ADVANTAGES.register(
         "raw",
-        target="embodyrl.algorithms.advantages:raw",
+        target="embodyrl.algorithms.critic_free:raw",
         critic=False,
         whole=False,
         group=False,

@@ -73,11 +73,6 @@ def length(columns: Columns) -> int:
     return len(columns["task_index"])
 
 
-def numbered(columns: Columns) -> Columns:
-    """Return the columns with one more, `number`, so that results of shuffled parts find their row again."""
-    return columns | {"number": torch.arange(length(columns), device=columns["version"].device)}
-
-
 def observation_from(columns: Columns, task_descriptions: Sequence[str]) -> PolicyObservation:
     """Return the observations in a batch's columns, as `Policy.preprocess` takes them."""
     return PolicyObservation(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from embodyrl.config.schema import KeepBest
 from embodyrl.engine.compute import noise_in
 from embodyrl.envs.states import changes, simulator_versions
-from embodyrl.errors import RunError
+from embodyrl.errors import RunError, shell_command
 from embodyrl.rollout.replay import Replay, ReplayError, ReplayState
 from embodyrl.rollout.rollouts import PlayState
 from embodyrl.rollout.watching import RecordedStart
@@ -75,6 +75,23 @@ class Checkpoints:
             if (snapshot := self._snapshot(lambda: self._lock(records))) is not None:
                 self._report_saved(self.saver.save(snapshot))
         self._saved_at = self.progress.iteration
+
+    def refuse_offload(self, records: Sequence[EpisodeRecord]) -> None:
+        """End a run with `env.offload` whose simulators do not restore states bit for bit; `records` as for `save`.
+
+        Raises:
+            RunError: they do not; the run is saved.
+        """
+        if self.progress.restores_exactly or not self.config.env.offload:
+            return
+        if not self.is_saved:
+            self.save(records)
+        self.report_saved(wait=True)
+        raise RunError(
+            f"env.offload is true, but simulator {self.config.env.name!r} does not restore its saved states bit for "
+            f"bit, so no episode would outlast an iteration. The run is saved. Continue with the simulators kept "
+            f"running: {shell_command('resume', self.run_dir, 'env.offload=false')}"
+        )
 
     def rescue(self) -> str:
         """Save outside of the usual turn, in as little memory as possible and without the episodes in progress; returns

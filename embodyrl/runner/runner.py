@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from embodyrl.errors import RunError, shell_command
+from embodyrl.errors import shell_command
 from embodyrl.pipelines.pipeline import Iteration, Pipeline
 from embodyrl.rollout.episodes import newest_means, newest_with
 from embodyrl.runner.callbacks import Callbacks
@@ -75,7 +75,7 @@ class Runner:
             while self._goes_on():
                 # The order matters: evaluation before saving, so that a checkpoint holds its metrics and `best` can be
                 # chosen; all ranks come to every line, since each may exchange something.
-                self._refuse_offload()
+                self.checkpoints.refuse_offload(self.evaluations.records)
                 metrics = self._iterate_or_rescue()
                 if self._is_evaluation_due():
                     metrics |= self.evaluations.evaluate()
@@ -150,23 +150,6 @@ class Runner:
             "env/total_steps": float(self.progress.env_steps),
             "time/env_steps_per_s": steps / seconds,
         }
-
-    def _refuse_offload(self) -> None:
-        """End a run with `env.offload` whose simulators do not restore their states bit for bit.
-
-        Raises:
-            RunError: they do not; the run is saved.
-        """
-        if self.progress.restores_exactly or not self.config.env.offload:
-            return
-        if not self.checkpoints.is_saved:
-            self._save()
-        self.checkpoints.report_saved(wait=True)
-        raise RunError(
-            f"env.offload is true, but simulator {self.config.env.name!r} does not restore its saved states bit for "
-            f"bit, so no episode would outlast an iteration. The run is saved. Continue with the simulators kept "
-            f"running: {shell_command('resume', self.context.run_dir, 'env.offload=false')}"
-        )
 
     def _goes_on(self) -> bool:
         """Return whether there is another iteration: not at the end, not asked to stop, not good enough yet."""

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.advantages import explained_variance, gae, normalize, raw, reinforce_pp
-from embodyrl.algorithms.group_advantages import grpo
+from embodyrl.algorithms.advantages import explained_variance, gae, normalize
+from embodyrl.algorithms.critic_free import grpo, raw, reinforce_pp
 from embodyrl.config.schema import NormLevel
 
 YES = torch.ones(3, 1, dtype=torch.bool)

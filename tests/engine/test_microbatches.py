@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from embodyrl.algorithms.aggregation import token_weights
 from embodyrl.config.schema import Aggregation, Level
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.minibatch import Columns, numbered, observation_from, pack, rows, split_minibatch, to_columns
+from embodyrl.engine.minibatch import Columns, observation_from, pack, rows, split_minibatch, to_columns
 from embodyrl.engine.update_metrics import mean_kl, summarize
 from embodyrl.envs import Observation
+from embodyrl.methods.on_policy.scoring import numbered
 from embodyrl.models import PolicyObservation, build_policy
 from embodyrl.models.mlp.options import MLPConfig
 from embodyrl.registry import LOSSES

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.config.schema import OldLogprobs, Proximal
-from embodyrl.engine.minibatch import Columns, Drawn, length, numbered
+from embodyrl.engine.minibatch import Columns, Drawn, length
 from embodyrl.models.policy import Policy
 
 if TYPE_CHECKING:  # a learner scores
@@ -73,3 +73,8 @@ def _score_as_learned(
         for part in learner.engine.micro_batches.of(minibatch, whole=learner.whole_episodes)
     )
     return _score(learner, learner.policy, parts, columns, task_descriptions)
+
+
+def numbered(columns: Columns) -> Columns:
+    """Return the columns with one more, `number`, so that results of shuffled parts find their row again."""
+    return columns | {"number": torch.arange(length(columns), device=columns["version"].device)}

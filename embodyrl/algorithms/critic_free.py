@@ -1,10 +1,12 @@
-"""Advantages of whole episodes relative to others of their group. Shapes: `T` steps in time, `B` slots."""
+"""Advantage estimators without a critic: rewards, returns, and returns relative to other episodes. Shapes: `T` steps in
+time, `B` slots."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.advantages import discounted_sums
 from embodyrl.config.schema import NormLevel
 
 
@@ -78,3 +80,22 @@ def _sums(column: Tensor, played: Tensor, group_size: int, level: NormLevel) -> 
     counts = played.to(column.dtype).view(-1, size)
     sums, numbers = (each.sum(1, keepdim=True).expand(-1, size).flatten() for each in (counted, counts))
     return sums, numbers
+
+
+def reinforce_pp(*, rewards: Tensor, ended: Tensor, discounts: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """REINFORCE++, Hu et al. (2025), arXiv:2501.03262: the discounted return from each step to the end of its episode.
+    Its baseline is the batch's mean, which `algorithm.normalize_advantages` subtracts.
+
+    Args: as in `gae`.
+
+    Returns:
+        The returns, as advantages and as returns.
+    """
+    returns = discounted_sums(rewards, discounts * (~ended), valid)
+    return returns, returns
+
+
+def raw(*, rewards: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the reward of each step unchanged, for a reward function that assigns credit itself."""
+    advantages = torch.where(valid, rewards, 0.0)
+    return advantages, advantages
