@@ -29,7 +29,6 @@ Columns = dict[str, Any]
 Drawn = Sequence[tuple[Tensor, float]]
 """Minibatches: the row numbers of their chunks, and their share of the batch."""
 
-
 ON_HOST = frozenset({"task_index", ADDRESS})
 """Columns that stay on the CPU: task descriptions and rows of large columns are chosen with them, and reading them from
 a GPU would wait for the work of the micro-batches before."""
