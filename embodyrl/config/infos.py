@@ -6,24 +6,33 @@ A component answers what it knows, by methods of the same names; the answers her
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from embodyrl.errors import PluginError, near_match
+from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.signatures import wrong_methods
+from embodyrl.errors import PluginError, UserError, at_line, did_you_mean, line_of, line_of_plugin
 from embodyrl.registry import SIMULATORS, Registry, SupportedModel, load_target
 
 if TYPE_CHECKING:
-    from embodyrl.config.issues import ConfigIssue
     from embodyrl.config.schema import Config, EnvConfig
 
+MOST_EPISODE_STEPS = 10_000_000
+"""Longest time limit of an episode [control steps]; stands for none."""
+MOST_NUMBERS = 1_000_000
+"""Most numbers of a state or an action."""
+MOST_NAMES = 100_000
+"""Most tasks or cameras."""
 USUAL_EPISODE_STEPS = 100
 """Time limit of simulators whose tasks have none of their own [control steps]."""
 
 
 class Info:
-    """What is known of a component without importing it.
+    """What is known of a component without importing it. Names of a subclass that nobody asks for begin with _.
 
     Args:
         name: the name under which it is registered.
@@ -31,30 +40,6 @@ class Info:
 
     def __init__(self, name: str) -> None:
         self.name = name
-
-    def __init_subclass__(cls) -> None:
-        """Refuse a method that nobody asks for, because its name is misspelt, and one with other arguments than it is
-        asked with."""
-        super().__init_subclass__()
-        if Info in cls.__bases__:
-            return
-        asked = {name: method for base in cls.__mro__[-2::-1] for name, method in vars(base).items() if base is not cls}
-        for name, method in vars(cls).items():
-            what = f"{cls.__qualname__}.{name}"
-            if name.startswith("_"):
-                continue
-            if name not in asked:
-                if (near := near_match(name, asked)) is not None:
-                    raise TypeError(
-                        f"{what} answers nothing that is asked - did you mean {near!r}? (a name of its own begins "
-                        "with _)"
-                    )
-            elif callable(method):
-                given = [*inspect.signature(asked[name]).parameters]
-                try:
-                    inspect.signature(method).bind(*given)
-                except TypeError as error:
-                    raise TypeError(f"{what} is called with ({', '.join(given)}): {error}") from error
 
     def says(self, name: str) -> bool:
         """Return whether the component answers this itself, not by default."""
@@ -116,7 +101,7 @@ class SimulatorInfo(Info, Generic[Env]):
 
     def time_limit(self, env: Env) -> int | None:
         """Return the tasks' own time limit [control steps], the longest of them, in the same way;
-        `config.schema.MOST_EPISODE_STEPS` if there is none."""
+        `MOST_EPISODE_STEPS` if there is none."""
         return USUAL_EPISODE_STEPS
 
     def initial_state(self, start_state: int, env: Env) -> int:
@@ -154,6 +139,87 @@ class ModelInfo(Info):
         return {}
 
 
+class InfoError(PluginError):
+    """Raised when what a stranger wrote of a component cannot be asked, or answers what cannot be.
+
+    Args:
+        message: what is wrong, and where.
+        kind: of the component, `simulator` or `model`.
+    """
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.setting = {"simulator": "env.name", "model": "model.name"}[kind]
+        """The setting that names the component."""
+
+
+class Answer(NamedTuple):
+    """What a method may answer."""
+
+    words: str
+    fits: Callable[[Any], bool]
+    is_list: bool = False
+    """Whether it may be any iterable."""
+
+
+def _whole(low: int, high: int) -> Callable[[Any], bool]:
+    return lambda found: isinstance(found, Integral) and not isinstance(found, bool) and low <= int(found) <= high
+
+
+def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda found: found is None or fits(found)
+
+
+def _are(kind: type) -> Callable[[Any], bool]:
+    return lambda found: isinstance(found, list) and all(isinstance(each, kind) for each in found)
+
+
+def _is_map(found: Any) -> bool:
+    return isinstance(found, dict) and all(isinstance(each, str) for each in found)
+
+
+def _is_rate(found: Any) -> bool:
+    return isinstance(found, Real) and not isinstance(found, bool) and 0.0 < float(found) < math.inf
+
+
+def _is_pair(found: Any) -> bool:
+    return isinstance(found, tuple | list) and len(found) == 2 and all(_whole(0, MOST_NUMBERS)(each) for each in found)
+
+
+def _are_two_texts(found: Any) -> bool:
+    return isinstance(found, tuple | list) and len(found) == 2 and _are(str)([*found])
+
+
+_NAMES = Answer("a list of names, or None", _or_none(_are(str)), True)
+_FLAG = Answer("True or False", lambda found: isinstance(found, bool))
+_ISSUES = Answer("an iterator of ConfigIssue: yield one for each fault", _are(ConfigIssue), True)
+ANSWERS = {
+    **{name: _NAMES for name in ("tasks", "listed_tasks", "cameras")},
+    "further_tasks": Answer(
+        "a dictionary {task: description}, or None",
+        _or_none(lambda found: _is_map(found) and _are(str)([*found.values()])),
+    ),
+    "task_description": Answer("a text", lambda found: isinstance(found, str)),
+    "state_dim": Answer(f"a number 0 .. {MOST_NUMBERS:,}, or None", _or_none(_whole(0, MOST_NUMBERS))),
+    "environment_state": Answer("two numbers, begin and end, or None", _or_none(_is_pair)),
+    "action_dim": Answer(f"a number 1 .. {MOST_NUMBERS:,}, or None", _or_none(_whole(1, MOST_NUMBERS))),
+    "control_frequency": Answer("a number above 0, or None", _or_none(_is_rate)),
+    "discrete": Answer("True, False or None", _or_none(_FLAG.fits)),
+    "time_limit": Answer(
+        f"a number of control steps 1 .. {MOST_EPISODE_STEPS:,}, or None", _or_none(_whole(1, MOST_EPISODE_STEPS))
+    ),
+    "initial_state": Answer("a number from 0 on", _whole(0, 2**63 - 1)),
+    "fills_gpu": _FLAG,
+    "check": _ISSUES,
+    "check_here": _ISSUES,
+    "assets": Answer("two texts, what is present and the remedy, or None", _or_none(_are_two_texts)),
+    "rendering_checks": Answer("a list of RenderingCheck, or None", _or_none(_are(object)), True),
+    "notes": Answer("an iterator of texts: yield one for each note", _are(str), True),
+    "executed": Answer("a dictionary of settings of `eval`", _is_map),
+}
+"""What methods may answer, by name."""
+
+
 AnyInfo = TypeVar("AnyInfo", bound=Info)
 
 
@@ -165,7 +231,7 @@ def simulator_info(name: str, *, installed: bool = False) -> SimulatorInfo[Any]:
         installed: whether it knows nothing if its packages are missing.
 
     Raises:
-        PluginError: it is registered with something else.
+        InfoError: a plug-in registered something else, or a class that cannot be asked.
     """
     return _info(SIMULATORS, name, SimulatorInfo, installed)
 
@@ -178,11 +244,66 @@ def model_info(name: str, *, installed: bool = False) -> ModelInfo:
 def _info(registry: Registry[Any], name: str, base: type[AnyInfo], installed: bool) -> AnyInfo:
     if name not in registry or (installed and registry.entry(name).missing()):
         return base(name)
-    info = registry.entry(name).info
-    found = load_target(info) if isinstance(info, str) else info
+    entry, what = registry.entry(name), f"{registry.kind} {name!r}"
+    try:
+        found = load_target(entry.info) if isinstance(entry.info, str) else entry.info
+    except Exception as error:  # its module may do anything
+        message = f"{what} is registered with info={entry.info!r}: {error} (it is 'module:class', or the class)"
+        raise InfoError(message, registry.kind) from error
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise PluginError(
-            f"{registry.kind} {name!r} is registered with info={info!r}, which is no subclass of "
-            f"{base.__module__}.{base.__name__}"
-        )
-    return found(name)
+        is_no = f"which is no subclass of {base.__module__}.{base.__name__}"
+        raise InfoError(f"{what} is registered with info={entry.info!r}, {is_no}", registry.kind)
+    # The package's own are checked by mypy; what a stranger wrote is checked when it is asked.
+    if entry.source == "built-in":
+        return found(name)
+    if (fault := _fault_of(found)) is not None:
+        raise InfoError(f"{what}: {fault}", registry.kind)
+    info: AnyInfo = _checked(found, found, registry.kind)(name)
+    for method, expected in ANSWERS.items():
+        if hasattr(info, method):
+            setattr(info, method, _checked(found, getattr(info, method), registry.kind, expected))
+    return info
+
+
+def _fault_of(found: type[Any]) -> str | None:
+    """Return the first name or signature of a stranger's class that does not suit how it is asked."""
+    known = {name for base in found.__mro__ if base.__module__.startswith("embodyrl.") for name in vars(base)}
+    for name in vars(found):
+        if not (name.startswith("_") or name.isupper() or name in known):
+            hint = did_you_mean(name, [each for each in known if not each.startswith("_")], lead=" - ")
+            return f"{found.__qualname__}.{name} answers nothing that is asked{hint} (names of its own begin with _)"
+    base = next(each for each in found.__mro__ if each.__module__.startswith("embodyrl."))
+    return next((" - ".join(fault) for fault in wrong_methods(found, base, beside=("__init__",))), None)
+
+
+def _entries(answer: Any) -> Any:
+    """Return what can be iterated as a list, other answers as they are."""
+    can_be = isinstance(answer, Iterable) and not isinstance(answer, str)
+    return list(islice(answer, MOST_NAMES)) if can_be else answer  # it need not end
+
+
+def _checked(found: type[Info], method: Any, kind: str, expected: Answer | None = None) -> Any:
+    """Return a function that asks a method of a stranger's class, and says who gave a wrong answer."""
+    what = f"{found.__qualname__}.{getattr(method, '__name__', '')}" if expected else f"{found.__qualname__}(name)"
+
+    def ask(*arguments: Any) -> Any:
+        try:
+            answer = method(*arguments)
+            if (
+                expected is not None
+                and expected.is_list
+                and isinstance(answer, Iterable)
+                and not isinstance(answer, str)
+            ):
+                answer = list(islice(answer, MOST_NAMES))  # it need not end
+        except UserError:
+            raise
+        except Exception as error:  # whatever a stranger's method raises
+            place = f" ({at_line(*line)})" if (line := line_of_plugin(error)) is not None else line_of(method)
+            raise InfoError(f"{what} failed: {type(error).__name__}: {error}{place}", kind) from error
+        if expected is not None and not expected.fits(answer):
+            message = f"{what} returned {answer!r:.80}, expected {expected.words}{line_of(method)}"
+            raise InfoError(message, kind)
+        return answer
+
+    return ask

@@ -10,12 +10,14 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from embodyrl.config.infos import InfoError, simulator_info
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import rule
 from embodyrl.config.schema import Config
+from embodyrl.config.signatures import Fault, definition, wrong_methods, wrong_signature
 from embodyrl.errors import UserError, at_line, line_of
 from embodyrl.registry import SIMULATORS, Registry, SupportedModel
 
@@ -55,6 +57,23 @@ def simulator_keeps_its_interface(config: Config) -> Iterator[ConfigIssue]:
             yield ConfigIssue(where, f"simulator {name!r}: {message}", remedy)
 
 
+@rule
+def what_is_known_can_be_asked(config: Config) -> Iterator[ConfigIssue]:
+    """Check all answers of a plug-in's `SimulatorInfo`: some are asked for only while a run starts."""
+    env = config.env
+    if env.name not in SIMULATORS or SIMULATORS.entry(env.name).source == "built-in":
+        return
+    info = simulator_info(env.name, installed=True)
+    of_options = (info.state_dim, info.environment_state, info.action_dim, info.control_frequency, info.discrete)
+    for ask in (*of_options, info.time_limit, info.fills_gpu):
+        try:
+            ask(env)
+        except InfoError as error:
+            yield ConfigIssue((error.setting,), str(error))
+    for task in env.tasks:
+        info.task_description(task)
+
+
 def _target_of(registry: Registry[Any], name: str) -> Any:
     """Return the component of a plug-in, if it has been imported already; else None."""
     if name not in registry or (entry := registry.entry(name)).source == "built-in":
@@ -69,19 +88,15 @@ def _base(module: str, name: str) -> Any:
     return getattr(sys.modules.get(module), name, None)
 
 
-Fault = tuple[str, str]
-"""What is wrong, with its line, and the remedy."""
-
-
 def _wrong_simulator(target: Any) -> Iterator[Fault]:
     if not callable(target):
         yield f"its target {target!r:.60} cannot be called", "register the class: target=MySimulator"
         return
     names = ["config", "num_slots"]
-    if (fault := _wrong_signature(target, names)) is not None:
+    if (fault := wrong_signature(target, names)) is not None:
         own = getattr(target, "__qualname__", repr(target))
         init = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
-        yield f"{own}{fault}{line_of(init) or line_of(target)}", f"write {_definition('__init__', names)}"
+        yield f"{own}{fault}{line_of(init) or line_of(target)}", f"write {definition('__init__', names)}"
     base = _base("embodyrl.envs.base", "SlotSimulator")
     if isinstance(target, type) and base is not None and issubclass(target, base):
         yield from wrong_methods(target, base)
@@ -115,66 +130,3 @@ def _wrong_actions(module: str) -> Iterator[Fault]:
             yield f"{error} ({at_line(file, call.lineno)})", ""
         except (ValueError, TypeError):  # computed, or wrong in a way that shows when it runs
             continue
-
-
-def wrong_methods(own: type, base: type | None, beside: tuple[str, ...] = ()) -> Iterator[Fault]:
-    """Find what a class lacks of its base class or protocol, and the methods that cannot be called as the package calls
-    them.
-
-    Args:
-        own: the class.
-        base: its base class or protocol; None: it is not known.
-        beside: further methods to compare.
-    """
-    expected = {
-        name: method
-        for name, method in ({} if base is None else _methods(base)).items()
-        if not name.startswith("_") or name in beside
-    }
-    is_protocol = getattr(base, "_is_protocol", False)
-    for name, method in expected.items():
-        names = list(inspect.signature(method).parameters)[1:]
-        found = inspect.getattr_static(own, name, None)
-        lacks = found is None if is_protocol else name in getattr(own, "__abstractmethods__", ()) and found is method
-        if lacks:
-            yield f"{own.__qualname__} lacks {name}(){line_of(own)}", f"write {_definition(name, names)}"
-        elif found is None or found is method or isinstance(found, staticmethod | classmethod):
-            continue
-        elif not callable(found):
-            message = f"{own.__qualname__}.{name} is a {type(found).__name__}, which cannot be called{line_of(own)}"
-            yield message, f"write {_definition(name, names)}"
-        elif (fault := _wrong_signature(found, ["self", *names])) is not None:
-            yield f"{own.__qualname__}.{name}{fault}{line_of(found)}", f"write {_definition(name, names)}"
-
-
-def _methods(base: type) -> dict[str, Callable[..., Any]]:
-    """Return the methods of a class and its bases, without those of torch and Python."""
-    classes = [each for each in reversed(base.__mro__) if each.__module__.startswith("embodyrl.")]
-    return {name: each for part in classes for name, each in vars(part).items() if inspect.isfunction(each)}
-
-
-def _wrong_signature(function: Any, names: list[str]) -> str | None:
-    """Describe why a function cannot be called with arguments of these names, in this order; None: it can."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # compiled
-        return None
-    called = f"is called with ({', '.join(name for name in names if name != 'self')})"
-    try:
-        signature.bind(*names)
-    except TypeError:
-        return f"{_short(signature)} {called}"
-    for given, name in zip(signature.parameters, names, strict=False):
-        if given != name and given in names:
-            return f"{_short(signature)} {called}, in this order"
-    return None
-
-
-def _short(signature: inspect.Signature) -> str:
-    """Return the names of the arguments as text."""
-    stars: dict[object, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    return f"({', '.join(stars.get(each.kind, '') + each.name for each in signature.parameters.values())})"
-
-
-def _definition(name: str, arguments: list[str]) -> str:
-    return f"def {name}({', '.join(['self', *arguments])})"

@@ -260,7 +260,9 @@ def new_name_of(root: type, data: Any, new: KeyPath) -> str:
     section = component_sections(root).get(new[:-1])
     if section is None or find_setting(root, data, new)[0] is not None:
         return f"renamed to {dotted(new)!r}"
-    return f"renamed to {dotted(new)!r}, an option of {' and '.join(map(repr, owners_of(section, str(new[-1]))))}"
+    if find_setting(root, data, new[:-1])[0] is None:
+        return f"remove it: it is {dotted(new)!r} now, and the chosen {new[0]} has no {dotted(new[:-1])!r}"
+    return f"renamed to {dotted(new)!r}, an option of {', '.join(map(repr, owners_of(section, str(new[-1]))))}"
 
 
 def peers_words(data: Any, path: KeyPath) -> list[KeyPath]:

@@ -12,18 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.compose import Composed
-from embodyrl.config.infos import model_info, simulator_info
+from embodyrl.config.infos import MOST_EPISODE_STEPS, InfoError, model_info, simulator_info
 from embodyrl.config.issues import COMMAND_LINE, LEAVE_OUT, ConfigIssue, KeyPath, Location, dotted
 from embodyrl.config.needs import Learns, Needs
-from embodyrl.config.schema import (
-    LEFT_OPEN,
-    MOST_EPISODE_STEPS,
-    AlgorithmConfig,
-    Config,
-    Episodes,
-    Observe,
-    ParallelBackend,
-)
+from embodyrl.config.schema import LEFT_OPEN, AlgorithmConfig, Config, Episodes, Observe, ParallelBackend, Schedule
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
 from embodyrl.files import NO_FOREIGN_ENTRIES, foreign_entry
@@ -76,12 +68,22 @@ def check_rules(
         use: purpose of the config.
         also: rules besides those of its purpose.
     """
+    found: list[ConfigIssue] = []
+    for check in (*_rules_for(use), *also):
+        found += [issue for issue in _issues_of(check, config) if issue not in found]  # several rules ask one plug-in
     return [
         placed(issue, composed)
-        for check in (*_rules_for(use), *also)
-        for issue in check(config)
+        for issue in found
         if not any(_overlap(path, bad) for path in issue.paths for bad in doubtful)
     ]
+
+
+def _issues_of(check: Rule, config: Config) -> Iterator[ConfigIssue]:
+    """Yield what a rule finds; that it could not ask a plug-in is such a fault, too."""
+    try:
+        yield from check(config)
+    except InfoError as error:
+        yield ConfigIssue((error.setting,), str(error))
 
 
 def placed(issue: ConfigIssue, composed: Composed) -> ConfigIssue:
@@ -234,7 +236,8 @@ def _idle(config: Config, section: Any, path: str) -> Iterator[ConfigIssue]:
         if is_dataclass(value):
             yield from _idle(config, value, f"{name}.")
         needed = each.metadata.get("only_with")
-        if not needed or value == (each.default if each.default_factory is MISSING else each.default_factory()):
+        usual = each.default if each.default_factory is MISSING else each.default_factory()
+        if not needed or value == usual:
             continue
         for key, able in needed.items():
             other = key if "." in key else f"{path}{key}"
@@ -245,7 +248,8 @@ def _idle(config: Config, section: Any, path: str) -> Iterator[ConfigIssue]:
                 yield ConfigIssue(
                     (name, other),
                     f"{name} = {show(value)} does nothing while {other} is {show(found)}",
-                    f"set {other}{to}, or leave {name} out",
+                    # Not "leave it out": where a file that is not the user's sets it, only another value can.
+                    f"set {other}{to}, or {name} to {show(usual)}",
                     fix={name: LEAVE_OUT},
                 )
 
@@ -348,7 +352,7 @@ def _even_shares(config: Config, count: int, processes: str, setting: str) -> It
 def envs_form_blocks(config: Config) -> Iterator[ConfigIssue]:
     """Check that the envs can be divided into blocks."""
     blocks, envs, size = config.rollout.blocks, config.env.num_envs, config.rollout.group_size
-    if not isinstance(blocks, int):
+    if not isinstance(blocks, int) or config.rollout.schedule is Schedule.ready_batch:  # see `only_with` of blocks
         return
     if envs % (blocks * size):
         groups = f" of whole groups of rollout.group_size = {size}" if size > 1 else ""
@@ -640,7 +644,7 @@ def _unknown(config: Config, kind: str, names: list[str], known: Sequence[str]) 
     """Yield an issue for each of `names` that is not among the `known` tasks or cameras."""
     for index, name in enumerate(names):
         if name not in known:
-            near, listed = did_you_mean(name, known), f"{kind}s: {', '.join(known)}"
+            near, listed = did_you_mean(name, known), f"{kind}s: {', '.join(known) or 'none'}"
             if kind == "task" and len(known) > _SHORT_LIST:
                 listed = f"`embodyrl list tasks {config.env.name}` shows all {len(known)}"
             message = f"{config.env.name} has no {kind} {name!r}"

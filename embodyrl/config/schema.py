@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 import embodyrl.registry
-from embodyrl.config.infos import simulator_info
+from embodyrl.config.infos import MOST_EPISODE_STEPS, simulator_info
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Idleness, IterationSize, Needs
 from embodyrl.errors import UserError
@@ -70,8 +70,6 @@ def setting(
 
 MOST_START_STATES = 10**15
 """Start states that are distinguished; evaluation counts on from its first, and each has to fit into 64 bits."""
-MOST_EPISODE_STEPS = 10_000_000
-"""Longest time limit of an episode [control steps]; stands for none."""
 AUTO = "auto"
 """Value that is determined for the machine or the tasks."""
 WIDEST_LAYER = 16_384

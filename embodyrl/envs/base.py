@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.config.schema import MOST_EPISODE_STEPS
+from embodyrl.config.infos import MOST_EPISODE_STEPS
 from embodyrl.envs.images import timed_rendering
 from embodyrl.envs.states import StateError, pack, unpack
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec, nothing_executed

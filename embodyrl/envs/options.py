@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from embodyrl.config.schema import MOST_EPISODE_STEPS, EnvConfig, OfTasks, setting
+from embodyrl.config.infos import MOST_EPISODE_STEPS
+from embodyrl.config.schema import EnvConfig, OfTasks, setting
 
 
 class Proprio(StrEnum):

@@ -15,9 +15,10 @@ import psutil
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.build import differences
+from embodyrl.config.infos import MOST_EPISODE_STEPS
 from embodyrl.config.plugins import KEY_PLACE, can_sign, code_of_its_own, where_from
 from embodyrl.config.rules import fact, replay_of
-from embodyrl.config.schema import MOST_EPISODE_STEPS, Config, Device, OnLoss, PlacementBackend, Precision, RolloutMode
+from embodyrl.config.schema import Config, Device, OnLoss, PlacementBackend, Precision, RolloutMode
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import DiskFull, UserError, shell_command, without_controls
 from embodyrl.models.saved import other_options, unread_note, weight_type

@@ -114,3 +114,71 @@ def test_the_files_folder_does_not_shadow_installed_packages(workplace):
 
 
 GOOD = "defaults: [env: metaworld/reach, model: mlp, algorithm: ppo, _self_]\n"
+
+
+INFO = '''
+from embodyrl.config.infos import SimulatorInfo
+from embodyrl.registry import SIMULATORS
+
+
+class Mine(SimulatorInfo):
+    """What is known."""
+{body}
+
+SIMULATORS.register("{name}", target="{name}:Simulator", info={info}, summary="a simulator")
+'''
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("def time_limit(self, env):\n        return 0", "Mine.time_limit returned 0, expected a number of control"),
+        ("def time_limit(self, env):\n        return '40'", "Mine.time_limit returned '40', expected a number"),
+        ("time_limit = 40", "Mine.time_limit is a int, which cannot be called"),
+        ("def time_limit(self, env):\n        return nothing", "Mine.time_limit failed: NameError: name 'nothing'"),
+        ("def tasks(self):\n        return 5", "Mine.tasks returned 5, expected a list of names, or None"),
+        ("def tasks(self):\n        return 'there'", "Mine.tasks returned 'there', expected a list of names"),
+        ("def check(self, config):\n        pass", "Mine.check returned None, expected an iterator of ConfigIssue"),
+        ("def check(self, config):\n        return ['x']", "Mine.check returned ['x'], expected an iterator"),
+        ("def action_dim(self, env):\n        return True", "Mine.action_dim returned True, expected a number 1 .."),
+        ("def task_description(self, task):\n        return None", "Mine.task_description returned None, expected a"),
+        ("def __init__(self):\n        pass", "Mine.__init__(self) is called with (name)"),
+        ("def cameras(self, env):\n        return []", "Mine.cameras(self, env) is called with ()"),
+        ("def camera(self):\n        return []", "Mine.camera answers nothing that is asked - did you mean 'cameras'?"),
+        ("def max_steps(self, env):\n        return 3", "Mine.max_steps answers nothing that is asked (names of its"),
+    ],
+)
+def test_what_a_plugin_knows_is_checked_when_it_is_asked(workplace, body, said, request):
+    name = f"info_{request.node.callspec.indices['body']}"
+    workplace.write(INFO.format(name=name, info="Mine", body=f"    {body}\n"), f"{name}.py")
+    (fault,) = workplace.faults(config_for(name).replace("  friction: 0.5\n", ""))
+    assert fault.startswith("my.yaml:4:9: ") and said in fault
+    assert f"{name}.py:" in fault or "answers nothing" in fault
+
+
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [
+        ("'nothing:Mine'", "there is no module 'nothing'"),
+        ("'Mine'", "there is no module 'Mine' (it is 'module:class', or the class)"),
+        ("'{name}:Min'", "did you mean 'Mine'?"),
+        ("'embodyrl.config.infos:ModelInfo'", "which is no subclass of embodyrl.config.infos.SimulatorInfo"),
+    ],
+)
+def test_an_info_that_is_none_is_a_fault_where_the_simulator_is_named(workplace, info, said, request):
+    name = f"named_{request.node.callspec.indices['info']}"
+    text = INFO.format(name=name, info=info.format(name=name), body="")
+    workplace.write(text, f"{name}.py")
+    (fault,) = workplace.faults(config_for(name).replace("  friction: 0.5\n", ""))
+    assert fault.startswith(f"my.yaml:4:9: simulator {name!r} is registered with info=") and said in fault
+
+
+def test_a_plugin_that_answers_well_is_left_alone(workplace):
+    body = (
+        "    LIMIT = 7\n\n    def _own(self):\n        return self.LIMIT\n\n"
+        "    def time_limit(self, env):\n        return self._own()\n\n"
+        "    def tasks(self):\n        return ('there',)\n"
+    )
+    workplace.write(INFO.format(name="info_well", info="Mine", body=body), "info_well.py")
+    config = workplace.load(config_for("info_well").replace("  friction: 0.5\n", ""))
+    assert config.env.time_limit == 7

@@ -10,8 +10,8 @@ import pytest
 from gymnasium.envs.classic_control import PendulumEnv
 from gymnasium.wrappers import TimeLimit
 
-from embodyrl.config.infos import USUAL_EPISODE_STEPS
-from embodyrl.config.schema import MOST_EPISODE_STEPS, EnvConfig
+from embodyrl.config.infos import MOST_EPISODE_STEPS, USUAL_EPISODE_STEPS
+from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.gymnasium.simulator import Gymnasium
 from embodyrl.envs.options import GymnasiumConfig, LiberoConfig, ManiSkillConfig, MetaWorldConfig
 from embodyrl.envs.types import EpisodeSpec

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from embodyrl.config.schema import MOST_EPISODE_STEPS
+from embodyrl.config.infos import MOST_EPISODE_STEPS
 from embodyrl.envs.gymnasium.families import FAMILIES, family
 from embodyrl.errors import near_match
 

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from embodyrl.config.schema import MOST_EPISODE_STEPS
+from embodyrl.config.infos import MOST_EPISODE_STEPS
 
 TASK_DESCRIPTIONS = {
     "AnymalC-Reach-v1": "walk to the goal position",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from embodyrl.config.infos import MOST_EPISODE_STEPS
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Needs
 from embodyrl.config.replay import InterveneConfig, Labelled
 from embodyrl.config.rules import needs_of_all
-from embodyrl.config.schema import MOST_EPISODE_STEPS, Config
+from embodyrl.config.schema import Config
 from embodyrl.registry import EXPERTS, SIMULATORS
 
 HERE = "algorithm.off_policy.intervene"
