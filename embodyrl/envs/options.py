@@ -108,10 +108,10 @@ class LiberoConfig(MujocoConfig):
     end_at_success: bool = setting(True)
     """End the episode (terminated) as soon as the task is solved, as LIBERO does."""
     assets: str | None = setting(None)
-    """Folder of LIBERO's meshes and textures, which are not in its package. null: $EMBODYRL_LIBERO_ASSETS, else
+    """Folder of LIBERO's meshes and textures. null: $EMBODYRL_LIBERO_ASSETS, else what `make libero` installs, else
     LIBERO's own folder."""
     task_files: str | None = setting(None)
-    """Folder with further suites in LIBERO's layout, such as those of LIBERO-PRO: bddl_files/<suite>/<task>.bddl and
+    """Folder with further suites in LIBERO's layout, such as those of LIBERO-Plus: bddl_files/<suite>/<task>.bddl and
     init_files/<suite>/<task>.pruned_init. Their tasks are called <suite>/<task>. null: LIBERO's own tasks alone."""
 
 

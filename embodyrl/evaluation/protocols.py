@@ -63,7 +63,7 @@ class Aspect:
     says: str
     """What the protocol does, in a few words."""
     source: str = ""
-    """File and lines in the protocol's repository: `path:10-12`."""
+    """File and lines in the protocol's repository, `path:10-12`, or in another one: `owner/name@commit:path:10-12`."""
     settings: Mapping[str, Any]
     """Settings of embodyrl that do the same."""
     by_task: Mapping[str, Mapping[str, Any]]

@@ -79,7 +79,7 @@ def test_every_simulator_has_a_row(healthy: subprocess.CompletedProcess[str]) ->
 def test_assets_of_libero(tmp_path: Path) -> None:
     wrong = doctor(EMBODYRL_LIBERO_ASSETS=str(tmp_path / "nowhere"))
     status, text = row(wrong, "libero assets")
-    assert status == "absent" and "nowhere" in text and "-> set env.assets" in text
+    assert status == "absent" and "nowhere" in text and "-> make libero" in text
     for part in (
         "articulated_objects",
         "scenes",

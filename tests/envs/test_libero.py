@@ -13,13 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import libero_files
 import numpy as np
 import pytest
+from libero_files import needs_assets, needs_pro
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from embodyrl.config import ConfigError, load_config
 from embodyrl.envs.base import RenderError
+from embodyrl.envs.libero import pro
 from embodyrl.envs.libero import tasks as libero_tasks
 from embodyrl.envs.libero.tasks import official_state, read_states, start_states_file, task_description, task_file
 from embodyrl.envs.mujoco import rendering
@@ -36,22 +39,22 @@ if SIMULATORS.entry("libero").missing():
 from embodyrl.envs.libero.driver import REST
 from embodyrl.envs.libero.simulator import Libero, LiberoSlot
 
-ASSETS = Path(__file__).parents[2].parent / "shared" / "libero-assets" / "assets"
 STOVE = "libero_goal/7"
 """Turn on the stove: solved as soon as its knob is turned."""
 SIZE = [40, 56]
-COMPARED: list[tuple[str, int, float | None]] = [(STOVE, 3, 1.0), ("libero_spatial/4", 0, None)]
+OF_PRO = ["libero_goal_object/3", "libero_object_with_mug/2"]
+COMPARED: list[Any] = [(STOVE, 3, 1.0), ("libero_spatial/4", 0, None)]
 """What is compared with LIBERO's own environment: task, start state, and the angle that the stove's knob starts at."""
 if os.environ.get("EMBODYRL_ALL_TASKS"):
-    tasks = [task for task in libero_tasks.known_tasks() if not task.startswith("libero_90")]
+    OF_PRO = [task for task in libero_tasks.known_tasks() if pro.has(task.partition("/")[0])]
+    tasks = [task for task in libero_tasks.known_tasks() if not task.startswith("libero_90") and task not in OF_PRO]
     COMPARED += [(task, 7 * index % 50, None) for index, task in enumerate(tasks)]
-
-needs_assets = pytest.mark.skipif(not ASSETS.is_dir(), reason="LIBERO's assets are not there")
+COMPARED += [pytest.param(task, 7 * index, None, marks=needs_pro) for index, task in enumerate(OF_PRO)]
 
 
 def config(*tasks: str, **options: Any) -> LiberoConfig:
     """Options of LIBERO."""
-    given = {"assets": str(ASSETS), "settle_steps": 0, **options}
+    given = {"settle_steps": 0, **options}
     return LiberoConfig(name="libero", tasks=list(tasks or [STOVE]), **given)
 
 
@@ -69,7 +72,7 @@ def moves(number: int, steps: int) -> NDArray[np.float32]:
 @pytest.fixture(scope="module")
 def stove() -> Iterator[Libero]:
     """One slot that plays the stove; shared, because everything but the options is put back by `reset`."""
-    if not ASSETS.is_dir():
+    if libero_files.place() is None:
         pytest.skip("LIBERO's assets are not there")
     simulator = Libero(config(), 1)
     yield simulator
@@ -107,7 +110,8 @@ def test_images_numbers_and_success_are_those_of_libero(
     plan = np.concatenate([[REST] * 2, moves(number, 6)])
     job = {
         "task_file": str(task_file(task)),
-        "assets": str(ASSETS),
+        "assets": str(libero_files.place()),
+        "package": str(pro.ROOT.parents[1]) if pro.has(task.partition("/")[0]) else None,
         "home": str(tmp_path),
         "gl": rendering.choose(),
         "number": number,
@@ -384,7 +388,8 @@ def test_start_states_are_read_without_running_what_is_in_the_file(tmp_path: Pat
 
 def test_tasks_and_task_descriptions_are_those_of_the_public_evaluations() -> None:
     tasks = libero_tasks.known_tasks()
-    assert len(tasks) == len(set(tasks)) == 130 and all(task_file(task).is_file() for task in tasks)
+    own = [task for task in tasks if not pro.has(task.partition("/")[0])]
+    assert len(own) == len(set(own)) == 130 and all(task_file(task).is_file() for task in own)
     assert task_description("libero_goal/0") == "open the middle drawer of the cabinet"
     assert task_description("libero_10/0") == "put both the alphabet soup and the tomato sauce in the basket"
     assert task_description("libero_90/0") == "close the top drawer of the cabinet"  # KITCHEN_SCENE10_...: two digits
@@ -432,42 +437,10 @@ def faults(*overrides: str) -> list[str]:
     return []
 
 
-def test_a_config_without_assets_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv(libero_tasks.ASSETS_VARIABLE, raising=False)
-    (missing,) = faults()
-    assert "its package lacks, are not installed - set env.assets" in missing
-    (wrong,) = faults(f"env.assets={tmp_path / 'nowhere'}")
-    assert "nowhere' does not exist - set env.assets" in wrong
-    (tmp_path / "scenes").mkdir()
-    (incomplete,) = faults(f"env.assets={tmp_path}")
-    assert "has no folder articulated_objects/ - set env.assets" in incomplete
-    for part in libero_tasks.ASSETS_PARTS:
-        (tmp_path / "assets" / part).mkdir(parents=True)
-    (above,) = faults(f"env.assets={tmp_path}")
-    assert f"its folder assets/ has all; did you mean '{tmp_path}/assets'?" in above
-    monkeypatch.setenv(libero_tasks.ASSETS_VARIABLE, str(tmp_path / "elsewhere"))
-    (by_variable,) = faults()
-    assert by_variable.startswith(f"${libero_tasks.ASSETS_VARIABLE} = ")
-    with pytest.raises(UserError, match="does not exist"):
-        Libero(config(assets=None), 1)
-
-
-@needs_assets
-def test_where_assets_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".cache" / "libero").mkdir(parents=True)
-    (tmp_path / ".cache" / "libero" / "assets").symlink_to(ASSETS)
-    monkeypatch.delenv(libero_tasks.ASSETS_VARIABLE, raising=False)
-    assert libero_tasks.find_assets(config(assets=None)) == ASSETS.resolve()
-    monkeypatch.setenv(libero_tasks.ASSETS_VARIABLE, str(ASSETS))
-    assert faults() == []
-
-
 @needs_assets
 @pytest.mark.parametrize("lost", ["flat_stove.xml", "flat_stove/*.png"])
 def test_a_file_that_is_missing_among_the_assets_is_named(tmp_path: Path, lost: str) -> None:
-    shutil.copytree(ASSETS, tmp_path / "assets", copy_function=os.symlink)
+    shutil.copytree(libero_files.place(), tmp_path / "assets", copy_function=os.symlink)
     for file in (tmp_path / "assets" / "articulated_objects").glob(lost):
         file.unlink()
     with pytest.raises(UserError, match=rf"LIBERO's assets in {tmp_path}/assets are not complete: .*flat_stove"):
@@ -476,15 +449,14 @@ def test_a_file_that_is_missing_among_the_assets_is_named(tmp_path: Path, lost: 
 
 @needs_assets
 def test_start_states_and_episodes_have_to_fit() -> None:
-    assets = f"env.assets={ASSETS}"
-    assert faults(assets) == [] == faults(assets, "env.start_states=50", "env.share_start_states=true")
-    (none_left,) = faults(assets, "env.start_states=50")
+    assert faults() == [] == faults("env.start_states=50", "env.share_start_states=true")
+    (none_left,) = faults("env.start_states=50")
     assert "leaves none of LIBERO's start states for evaluation" in none_left
-    (quality,) = faults(assets, "env.driver=upstream", "env.render_quality=fast")
+    (quality,) = faults("env.driver=upstream", "env.render_quality=fast")
     assert quality.endswith("set it to full, or env.driver to fast")
-    (twice,) = faults(assets, "eval.episodes=101")
+    (twice,) = faults("eval.episodes=101")
     assert twice.endswith("set eval.episodes to 100 or less")
-    assert faults(assets, "eval.episodes=500", "env.share_start_states=true") == []
+    assert faults("eval.episodes=500", "env.share_start_states=true") == []
 
 
 @needs_assets
@@ -494,7 +466,7 @@ def test_nothing_is_asked_written_or_shown(tmp_path: Path) -> None:
     temporary.mkdir()
     code = (
         "import sys; from embodyrl.envs.libero.simulator import Libero; from embodyrl.envs.options import LiberoConfig;"
-        f"simulator = Libero(LiberoConfig(name='libero', tasks=['{STOVE}'], assets={str(ASSETS)!r}), 1);"
+        f"simulator = Libero(LiberoConfig(name='libero', tasks=['{STOVE}']), 1);"
         "simulator.close(); print('torch' in sys.modules)"
     )
     hidden = ("LIBERO_CONFIG_PATH", "MUJOCO_GL", "PYTHONPATH")

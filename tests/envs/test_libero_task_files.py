@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from libero_files import needs_assets
 
 from embodyrl.config import ConfigError, load_config
 from embodyrl.envs.types import EpisodeSpec
@@ -21,7 +22,6 @@ from embodyrl.envs.libero.task_files import files_of, further_tasks
 from embodyrl.envs.libero.tasks import start_states_file, task_file
 from embodyrl.envs.options import LiberoConfig
 
-ASSETS = Path(__file__).parents[2].parent / "shared" / "libero-assets" / "assets"
 STOVE = "libero_goal/7"
 REWORDED = "mine/turn_on_the_stove_language_1"
 OTHER_GOAL = "mine/turn_on_the_stove_somehow"
@@ -48,7 +48,7 @@ def suite(tmp_path: Path) -> Path:
 def with_faults(suite: Path, *overrides: str) -> list[str]:
     """Return the faults of a config that plays tasks of the suite."""
     with pytest.raises(ConfigError) as raised:
-        load_config(None, [*MOST, f"env.assets={ASSETS}", f"env.task_files={suite}", *overrides])
+        load_config(None, [*MOST, f"env.task_files={suite}", *overrides])
     return [str(fault) for fault in raised.value.faults]
 
 
@@ -60,10 +60,10 @@ def test_tasks_have_the_description_in_their_file_and_the_nearest_start_states(s
     assert further_tasks(LiberoConfig(name="libero", tasks=[STOVE], task_files=str(suite / "none"))) is None
 
 
-@pytest.mark.skipif(not ASSETS.is_dir(), reason="LIBERO's assets are not there")
+@needs_assets
 def test_they_are_played_beside_liberos_own_tasks(suite: Path) -> None:
     tasks = [STOVE, REWORDED, OTHER_GOAL]
-    simulator = Libero(LiberoConfig(name="libero", tasks=tasks, assets=str(ASSETS), task_files=str(suite)), 3)
+    simulator = Libero(LiberoConfig(name="libero", tasks=tasks, task_files=str(suite)), 3)
     try:
         assert simulator.spec.tasks[REWORDED] == "switch the stove on, please"
         seen = simulator.reset([0, 1, 2], [EpisodeSpec(task=task, start_state=3, seed=0) for task in tasks])
@@ -76,7 +76,7 @@ def test_they_are_played_beside_liberos_own_tasks(suite: Path) -> None:
         simulator.close()
 
 
-@pytest.mark.skipif(not ASSETS.is_dir(), reason="LIBERO's assets are not there")
+@needs_assets
 def test_what_libero_cannot_build_is_found_before_a_start(suite: Path, tmp_path: Path) -> None:
     scene = suite / "bddl_files/mine/turn_on_the_stove_language_1.bddl"
     text = scene.read_text()

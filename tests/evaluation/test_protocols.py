@@ -23,7 +23,7 @@ from embodyrl.evaluation.protocols import (
 
 LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 EVERY_SHIPPED = pytest.mark.parametrize("protocol", shipped().values(), ids=shipped())
-SOURCE = re.compile(r"[\w./-]+\.(py|sh|yaml):\d+(-\d+)?(,\d+(-\d+)?)*")
+SOURCE = re.compile(r"([\w-]+/[\w-]+@[0-9a-f]{7}:)?[\w./-]+\.(py|sh|yaml|md):\d+(-\d+)?(,\d+(-\d+)?)*")
 MINE = """
 simulator: gymnasium
 episodes_per_task: 3

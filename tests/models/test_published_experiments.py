@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import libero_files
 import programs
 import pytest
 from slow import rest_slow
@@ -22,7 +22,6 @@ from embodyrl.registry import SIMULATORS, SupportedModel
 
 REPOSITORY = Path(__file__).parents[2]
 SHARED = REPOSITORY.parent / "shared"
-ASSETS = SHARED / "libero-assets" / "assets"
 CHECKPOINT = SHARED / "reference" / "openvla_oft" / "discrete" / "checkpoint"
 NAMES = [
     "libero_spatial_grpo_openvla_oft",
@@ -144,8 +143,7 @@ def test_numbers_are_the_published_ones(name: str) -> None:
 
 
 def embodyrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "EMBODYRL_LIBERO_ASSETS": str(ASSETS)}
-    return programs.run(["-m", "embodyrl", *words], preload=programs.VLA, cwd=folder, env=environment, timeout=280)
+    return programs.run(["-m", "embodyrl", *words], preload=programs.VLA, cwd=folder, timeout=280)
 
 
 def skip_without(simulator: str) -> None:
@@ -196,7 +194,7 @@ def test_the_table_of_public_checkpoints_is_that_of_the_models() -> None:
 def test_grpo_in_libero_runs_end_to_end_with_a_tiny_checkpoint(tmp_path: Path) -> None:
     skip_without("libero")
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
-    if not (ASSETS.is_dir() and CHECKPOINT.is_dir()):
+    if not (libero_files.place() and CHECKPOINT.is_dir()):
         pytest.skip("needs LIBERO's assets and a small checkpoint in ../shared")
     done = embodyrl(tmp_path, "run", NAMES[0], *TINY)
     assert done.returncode == 0, done.stderr
@@ -245,7 +243,7 @@ def test_ppo_of_a_flow_matching_model_runs_end_to_end_with_a_tiny_checkpoint(exp
     simulator, name = experiment.split("_")[0], experiment.split("_")[-1]
     skip_without(simulator)
     pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
-    if simulator == "libero" and not ASSETS.is_dir():
+    if simulator == "libero" and libero_files.place() is None:
         pytest.skip("needs LIBERO's assets in ../shared")
     checkpoint = write_public(name, experiment, tmp_path / "public")
     small = ["env.max_episode_steps=10", "rollout.num_chunks=2", "engine.micro_batch_size=2", *SMALL, *FLOW[experiment]]

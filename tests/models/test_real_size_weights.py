@@ -8,6 +8,7 @@ from pathlib import Path
 import drivers
 import pytest
 import torch
+from libero_files import needs_assets
 from safetensors.torch import load_file, save_file
 
 from embodyrl.models.saved import shard_files
@@ -18,19 +19,16 @@ if SIMULATORS.entry("libero").missing():
 pytest.importorskip("transformers")
 
 
-ASSETS = Path(__file__).parents[2].parent / "shared" / "libero-assets" / "assets"
-
-
 def test_the_page_shows_the_results() -> None:
     real_size = drivers.load("real_size")
     results = json.loads(real_size.RESULTS.read_text())
     assert real_size.TABLE.read_text() == "\n".join(real_size.table(results)).rstrip() + "\n"
 
 
-@pytest.mark.skipif(not ASSETS.is_dir(), reason="LIBERO's assets are not there")
+@needs_assets
 def test_every_written_tensor_is_loaded_byte_for_byte_and_a_changed_one_is_noticed(tmp_path: Path) -> None:
     real_size = drivers.load("real_size")
-    case = real_size.Case("gr00t", "tiny", tmp_path, [f"env.assets={ASSETS}"])
+    case = real_size.Case("gr00t", "tiny", tmp_path, [])
     written = real_size.write_checkpoint(case.config(), "tiny", case.checkpoint)
     assert written["shards"] > 1
     compared = real_size.compare_loaded(case.config())

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import SimulatorError
+from embodyrl.envs.libero import pro
 from embodyrl.envs.libero.tasks import package
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.options import SettleGripper
@@ -79,7 +80,7 @@ def importing_robosuite(opengl: str) -> contextlib.AbstractContextManager[None]:
 
 @lru_cache(maxsize=1)
 def load() -> Any:
-    """Import LIBERO's package of environments.
+    """Import LIBERO's package of environments, and add the objects of LIBERO-PRO.
 
     LIBERO asks on stdin for the folder of datasets unless it finds a settings file. It is given one in a temporary
     folder; a user's ~/.libero is neither read nor written.
@@ -93,7 +94,10 @@ def load() -> Any:
         text = "".join(f"{name}: {str(root / place)!r}\n" for name, place in places.items())
         (Path(folder) / "config.yaml").write_text(text)
         with importing_robosuite("disable"), rendering.environment(LIBERO_CONFIG_PATH=folder):
-            return importlib.import_module("libero.libero.envs")
+            envs = importlib.import_module("libero.libero.envs")
+    objects = importlib.import_module("libero.libero.envs.base_object")
+    pro.register_objects(objects.OBJECTS_DICT, objects.VISUAL_CHANGE_OBJECTS_DICT)
+    return envs
 
 
 def make(task_file: Path, assets: Path) -> Any:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.envs.libero.task_files import SCENES, STATES, Files, further_tasks, root_of, tasks_in
+from embodyrl.envs.libero import assets, pro
+from embodyrl.envs.libero.task_files import SCENES, STATES, Files, files_of, further_tasks, root_of, tasks_in
 from embodyrl.envs.libero.tasks import (
     ACTION_DIM,
     CAMERAS,
     CONTROL_FREQUENCY,
     OFFICIAL_STATES,
     ROBOT_STATE,
-    find_assets,
     known_tasks,
     official_state,
     package,
@@ -28,6 +29,9 @@ from embodyrl.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from embodyrl.config.schema import Config
+
+ARENAS = frozenset({"table", "kitchen_table", "living_room_table", "study_table", "coffee_table", "floor"})
+"""Fixtures that are part of a scene and no objects."""
 
 BELOW = ("libero/libero", "libero")
 """Where LIBERO's layout is in a source repository that `env.task_files` names instead."""
@@ -72,7 +76,7 @@ class LiberoInfo(MuJoCoInfo[LiberoConfig]):
     def assets(self) -> tuple[str, str]:
         """Return the location of LIBERO's meshes and textures, and the remedy if they are missing."""
         try:
-            return f"in {find_assets(LiberoConfig(name='libero', tasks=[]))}", ""
+            return f"in {assets.find(LiberoConfig(name='libero', tasks=[]))}", ""
         except UserError as error:
             found, _, remedy = str(error).partition(": ")
             return found, remedy
@@ -106,12 +110,15 @@ class LiberoInfo(MuJoCoInfo[LiberoConfig]):
     def check_here(self, config: Config) -> Iterator[ConfigIssue]:
         """Yield an issue for everything that this machine lacks for a run on LIBERO."""
         env: Any = config.env
+        yield from _check_folder(config)
+        yield from _check_pro(config)
         try:
-            find_assets(env)
+            place = assets.find(env)
         except UserError as error:
             what, _, remedy = str(error).partition(": ")
             yield ConfigIssue("env.assets", what, remedy)
-        yield from _check_folder(config)
+        else:
+            yield from _check_models(config, place)
 
 
 def _check_further(config: Config) -> Iterator[ConfigIssue]:
@@ -124,6 +131,30 @@ def _check_further(config: Config) -> Iterator[ConfigIssue]:
         if task in further:
             for what, remedy in _faults(further[task]):
                 yield ConfigIssue(f"env.tasks.{index}", f"env.tasks[{index}] = {task!r}: {what}", remedy)
+
+
+def _check_pro(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue for the first task of LIBERO-PRO in `env.tasks` if its files are not installed."""
+    for index, task in enumerate(config.env.tasks):
+        if pro.has(task.partition("/")[0]) and not pro.is_here():
+            what = f"env.tasks[{index}] = {task!r} is one of LIBERO-PRO, whose task files are not installed"
+            yield ConfigIssue(f"env.tasks.{index}", what, pro.REMEDY)
+            return
+
+
+def _check_models(config: Config, place: Path) -> Iterator[ConfigIssue]:
+    """Yield an issue for each task of LIBERO-PRO in `env.tasks` of which the folder of assets has no model."""
+    env: Any = config.env
+    for index, task in enumerate(env.tasks):
+        if not (pro.has(task.partition("/")[0]) and pro.is_here()):
+            continue
+        for name in sorted(pro.objects() & set(_object_types(files_of(task, env).scene.read_text()))):
+            if not any(place.glob(f"*/{name}.xml")) and not any(place.glob(f"*/{name}/{name}.xml")):
+                yield ConfigIssue(
+                    f"env.tasks.{index}",
+                    f"env.tasks[{index}] = {task!r}: {place} has no model {name!r}, which is LIBERO-PRO's",
+                    "leave env.assets out: make libero installs a folder that has it",
+                )
 
 
 def _check_folder(config: Config) -> Iterator[ConfigIssue]:
@@ -172,16 +203,16 @@ def _faults(files: Files) -> Iterator[tuple[str, str]]:
 
 
 def _object_types(scene: str) -> list[str]:
-    """Return the types of the objects in a scene: `a_1 a_2 - a` below `(:objects`."""
-    found = re.search(r"\(:objects\s([^()]*)\)", scene)
-    return re.findall(r"\s-\s+(\w+)", found[1]) if found else []
+    """Return the types of the objects and fixtures in a scene: `a_1 a_2 - a` below `(:objects`."""
+    found = re.findall(r"\(:(?:objects|fixtures)\s([^()]*)\)", scene)
+    return [name for part in found for name in re.findall(r"\s-\s+(\w+)", part)]
 
 
 @lru_cache(maxsize=2)
 def _known(kind: str) -> frozenset[str]:
     """Return the names under which LIBERO registers its objects or problems, read from its files."""
     folder, pattern = {
-        "object": ("objects", r"@register_object\s+class (\w+)"),
+        "object": ("objects", r"@register_object\s+(?:@\w+\s+)?class (\w+)"),
         "problem": ("problems", r"@register_problem\s+class (\w+)"),
     }[kind]
     classes = [
@@ -190,4 +221,5 @@ def _known(kind: str) -> frozenset[str]:
     if kind == "problem":
         return frozenset(name.lower() for name in classes)
     # As LIBERO does: each capital letter and digit begins a word.
-    return frozenset("_".join(re.sub(r"([A-Z0-9])", r" \1", name).split()).lower() for name in classes)
+    own = frozenset("_".join(re.sub(r"([A-Z0-9])", r" \1", name).split()).lower() for name in classes)
+    return own | pro.objects() | ARENAS

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import Slot, SlotSimulator, Transition, check_cameras, check_task_list, check_tasks
-from embodyrl.envs.libero import task_files, tasks
+from embodyrl.envs.libero import assets, task_files, tasks
 from embodyrl.envs.libero.driver import SETTLING
 from embodyrl.envs.libero.tasks import CAMERAS
 from embodyrl.envs.mujoco import rendering
@@ -57,7 +57,7 @@ class Libero(SlotSimulator):
         check_tasks(config.tasks, [*tasks.known_tasks(), *further], "libero")
         check_cameras(config.cameras, CAMERAS, "libero")
         self._config = config
-        self._assets = tasks.find_assets(config)
+        self._assets = assets.find(config)
         height, width = config.image_size
         if config.cameras:
             rendering.context(height, width).free()  # report a missing OpenGL now, not at the first reset

@@ -1,4 +1,4 @@
-"""Further suites of tasks in LIBERO's layout: `env.task_files`, for LIBERO-PRO, for others, and for tasks of one's own.
+"""Further suites of tasks in LIBERO's layout: `env.task_files`, for those of others and of one's own.
 
 A folder holds `bddl_files/<suite>/<task>.bddl`, the scene and the goal, and `init_files/<suite>/<task>.pruned_init`,
 the start states. Perturbed tasks such as `turn_on_the_stove_language_3` of LIBERO-Plus may have those of the task that
@@ -7,7 +7,6 @@ their name begins with.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +29,7 @@ class Files:
 
 
 def files_of(task: str, config: LiberoConfig) -> Files:
-    """Return the files of a task, of LIBERO's own or of `env.task_files`.
+    """Return the files of a task, of LIBERO's, of LIBERO-PRO's, or of `env.task_files`.
 
     Raises:
         KeyError, ValueError: there is no such task.
@@ -52,7 +51,7 @@ def further_tasks(config: LiberoConfig) -> dict[str, str] | None:
 
 @lru_cache(maxsize=4)
 def _described(folder: str) -> dict[str, str]:
-    return {task: _description(files.scene.read_text()) or _words(task) for task, files in tasks_in(folder).items()}
+    return {task: tasks.description_in(files.scene) or _words(task) for task, files in tasks_in(folder).items()}
 
 
 def root_of(folder: str) -> Path:
@@ -77,12 +76,6 @@ def _longest_beginning(name: str, known: dict[str, Path]) -> str | None:
     parts = name.split("_")
     beginnings = ("_".join(parts[:end]) for end in range(len(parts), 0, -1))
     return next((each for each in beginnings if each in known), None)
-
-
-def _description(scene: str) -> str:
-    """Return the task description in the text of a scene, as LIBERO reads it; empty if there is none."""
-    found = re.search(r"\(:language\s+([^()]*)\)", scene)
-    return " ".join(found[1].split()).lower() if found else ""
 
 
 def _words(task: str) -> str:

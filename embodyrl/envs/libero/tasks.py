@@ -1,21 +1,22 @@
-"""Names, task descriptions and files of LIBERO's tasks. LIBERO is not imported, so that a config is checked quickly.
+"""Names, task descriptions and files of the tasks of LIBERO and LIBERO-PRO. Neither is imported, so that a config is
+checked quickly.
 
 A task is called `<suite>/<number>`, `libero_spatial/0` for instance, in the order of LIBERO's own list, which is also
-that of public evaluations.
+that of public evaluations. The suites of LIBERO-PRO (`pro`) have the tasks of LIBERO's in the same order.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import io
-import os
 import pickle
+import re
 import zipfile
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embodyrl.envs.libero import pro
 from embodyrl.envs.options import LiberoConfig
 from embodyrl.errors import UserError
 
@@ -39,17 +40,6 @@ CONTROL_FREQUENCY = 20.0
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}
 """Camera name -> LIBERO's name of it."""
 
-ASSETS_VARIABLE = "EMBODYRL_LIBERO_ASSETS"
-"""Environment variable that names the assets folder where the config does not."""
-
-ASSETS_PARTS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
-"""Folders that LIBERO's assets folder must have."""
-
-ASSETS_REMEDY = (
-    f"set env.assets (or the environment variable {ASSETS_VARIABLE}) to the folder libero/libero/assets of LIBERO's "
-    f"source repository, or to what `hf download lerobot/libero-assets --repo-type dataset --local-dir FOLDER` fetches"
-)
-
 
 def package() -> Path:
     """Return the folder of LIBERO's own files. The package is not imported, because that asks questions on stdin.
@@ -66,13 +56,9 @@ def package() -> Path:
 
 @lru_cache(maxsize=1)
 def suites() -> dict[str, list[str]]:
-    """Return the names of each suite's task files, in LIBERO's order."""
-    source = (package() / "benchmark" / "libero_suite_task_map.py").read_text()
-    for statement in ast.parse(source).body:
-        if isinstance(statement, ast.Assign):
-            table: dict[str, list[str]] = ast.literal_eval(statement.value)
-            return table
-    raise UserError("the installed package libero has no list of its tasks: make libero installs the right version")
+    """Return the names of each suite's task files, in LIBERO's order: LIBERO's suites, then LIBERO-PRO's."""
+    own = pro.read_task_map(package())
+    return own | pro.suites(own)
 
 
 def known_tasks() -> list[str]:
@@ -80,7 +66,8 @@ def known_tasks() -> list[str]:
     return [f"{suite}/{number}" for suite, names in suites().items() for number in range(len(names))]
 
 
-def _suite_and_name(task: str) -> tuple[str, str]:
+def suite_and_name(task: str) -> tuple[str, str]:
+    """Return the suite of a task, and the name of its files."""
     suite, _, number = task.partition("/")
     return suite, suites()[suite][int(number)]
 
@@ -88,31 +75,51 @@ def _suite_and_name(task: str) -> tuple[str, str]:
 def task_description(task: str) -> str:
     """Return LIBERO's `Task.language` of `task`, the task description that public checkpoints were trained with.
 
-    It is made from the file's name. For 29 tasks, the file contains a different description.
+    It is made from the file's name. For 29 tasks, the file contains a different description. Suites of LIBERO-PRO that
+    change the words or the goal keep the names of LIBERO's files, so that the new description is only in the file; it
+    is empty where that is not installed.
     """
-    _, name = _suite_and_name(task)
+    suite, name = suite_and_name(task)
+    if suite in pro.REWORDED:
+        return description_in(task_file(task)) if pro.is_here() else ""
     if name[0].isupper():  # LIVING_ROOM_SCENE2_put_both_...
         name = name.partition("SCENE")[2].partition("_")[2]
     return name.replace("_", " ")
 
 
+def description_in(scene: Path) -> str:
+    """Return the task description in a task's file, as LIBERO reads it; empty if there is none."""
+    found = re.search(r"\(:language\s+([^()]*)\)", scene.read_text())
+    return " ".join(found[1].split()).lower() if found else ""
+
+
 def task_file(task: str) -> Path:
     """Return the file with the scene and the goal of `task`."""
-    suite, name = _suite_and_name(task)
-    return package() / "bddl_files" / suite / f"{name}.bddl"
+    suite, name = suite_and_name(task)
+    return _root(suite) / "bddl_files" / suite / f"{name}.bddl"
 
 
 def start_states_file(task: str) -> Path:
     """Return the file with the official start states of `task`."""
-    suite, name = _suite_and_name(task)
-    return package() / "init_files" / suite / f"{name}.pruned_init"
+    suite, name = suite_and_name(task)
+    return _root(suite) / "init_files" / suite / f"{name}.pruned_init{pro.SUFFIX if pro.has(suite) else ''}"
+
+
+def _root(suite: str) -> Path:
+    return pro.ROOT if pro.has(suite) else package()
 
 
 def read_states(path: Path) -> NDArray[np.float64]:
     """Read the start states of a task `[50, numbers]`: time, positions and velocities."""
+    if path.suffix == pro.SUFFIX:
+        import numpy as np
+
+        with np.load(path, allow_pickle=False) as file:
+            states: NDArray[np.float64] = file["states"]
+        return states
     with zipfile.ZipFile(path) as archive:  # as `torch.save` writes an array; torch itself is not needed to read it
         (member,) = (entry for entry in archive.namelist() if entry.endswith("/data.pkl"))
-        states: NDArray[np.float64] = _ArrayUnpickler(io.BytesIO(archive.read(member))).load()
+        states = _ArrayUnpickler(io.BytesIO(archive.read(member))).load()
     return states
 
 
@@ -140,34 +147,3 @@ def official_state(start_state: int, config: LiberoConfig) -> int:
     if start_state < config.start_states:
         return start_state
     return config.start_states + (start_state - config.start_states) % (OFFICIAL_STATES - config.start_states)
-
-
-ASSETS_BELOW = ("assets", "libero/assets", "libero/libero/assets")
-"""Where they are in folders that are named instead: LIBERO's package, its parent, its source repository."""
-
-
-def find_assets(config: LiberoConfig) -> Path:
-    """Return the folder of meshes, textures and scenes: `env.assets`, else $EMBODYRL_LIBERO_ASSETS, else LIBERO's own
-    or its download folder.
-
-    Raises:
-        UserError: it does not exist, or is not a folder of LIBERO's assets.
-    """
-    own = (package() / "assets", Path.home() / ".cache" / "libero" / "assets")
-    named = config.assets or os.environ.get(ASSETS_VARIABLE)
-    place = Path(named).expanduser() if named else next((place for place in own if place.is_dir()), own[0])
-    absent = _absent_parts(place)
-    if not absent:
-        return place.resolve()
-    if not named:
-        raise UserError(f"LIBERO's meshes and textures, which its package lacks, are not installed: {ASSETS_REMEDY}")
-    source = "env.assets" if config.assets else f"${ASSETS_VARIABLE}"
-    what = f"has no folder {absent[0]}/" if place.is_dir() else "does not exist"
-    inner = next((each for each in ASSETS_BELOW if not _absent_parts(place / each)), None)
-    remedy = ASSETS_REMEDY if inner is None else f"its folder {inner}/ has all; did you mean {str(place / inner)!r}?"
-    raise UserError(f"{source} = {named!r} {what}: {remedy}")
-
-
-def _absent_parts(place: Path) -> list[str]:
-    """Return the folders that a folder of LIBERO's assets lacks."""
-    return [part for part in ASSETS_PARTS if not (place / part).is_dir()]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
+import libero_files
 import numpy as np
 import psutil
 import pytest
@@ -17,14 +17,11 @@ from embodyrl.envs.options import GymnasiumConfig, LiberoConfig, ManiSkillConfig
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.registry import SIMULATORS
 
-ASSETS = Path(__file__).parents[3].parent / "shared" / "libero-assets" / "assets"
 SIMULATED: dict[str, Callable[..., EnvConfig]] = {
     "gymnasium": lambda **options: GymnasiumConfig(name="gymnasium", tasks=["Pendulum-v1"], **options),
     "metaworld": lambda **options: MetaWorldConfig(name="metaworld", tasks=["push-v3", "reach-v3"], **options),
     "maniskill": lambda **options: ManiSkillConfig(name="maniskill", tasks=["PushCube-v1"], **options),
-    "libero": lambda **options: LiberoConfig(
-        name="libero", tasks=["libero_spatial/0"], assets=str(ASSETS), settle_steps=1, **options
-    ),
+    "libero": lambda **options: LiberoConfig(name="libero", tasks=["libero_spatial/0"], settle_steps=1, **options),
 }
 
 
@@ -51,7 +48,7 @@ def play(name: str, method: StartMethod) -> tuple[list[np.ndarray], int]:
 def test_forked_simulators_play_the_same(name: str) -> None:
     if missing := SIMULATORS.entry(name).missing():
         pytest.skip(f"{name} needs {missing[0].module}: {missing[0].install}")
-    if name == "libero" and not ASSETS.is_dir():
+    if name == "libero" and libero_files.place() is None:
         pytest.skip("LIBERO's assets are not there")
     spawned, none_forked = play(name, StartMethod.spawn)
     forked, all_forked = play(name, StartMethod.auto)  # each declares what may be imported before forking
