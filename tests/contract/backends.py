@@ -10,11 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import libero_files
 import numpy as np
 
 from embodyrl.checking.simulators import LIMIT, SimulatorBench, Trajectory
-from embodyrl.envs.libero import pro
+from embodyrl.envs.libero import assets, pro
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.envs.options import Driver, Proprio, RenderQuality
@@ -243,7 +242,7 @@ def missing(backend: Backend) -> str | None:
     packages = [requirement.module for requirement in SIMULATORS.entry(backend.name).missing()]
     if packages:
         return f"{', '.join(packages)} not installed"
-    if backend.name == "libero" and libero_files.place() is None:
+    if backend.name == "libero" and not assets.are_here():
         return "LIBERO's assets are not there"
     if backend.label == "libero-pro" and not pro.is_here():
         return "LIBERO-PRO is not there"
