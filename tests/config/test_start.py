@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +98,9 @@ def environments() -> list[str]:
 def test_every_environment_of_images_suits_every_model_that_reads_them() -> None:
     wrong: list[str] = []
     shown = [env for env in environments() if group_settings("env", env).get("cameras")]
-    # Each environment with each model; algorithms take turns, as none of them looks at both.
-    for (env, model), algorithm in zip(
-        product(shown, ["cnn", *PRETRAINED]), cycle(["ppo", "grpo", "sft"]), strict=False
-    ):
-        wrong += check({"env": env, "model": model, "algorithm": algorithm})
+    draw = random.Random(0)  # of algorithms, none of which looks at both
+    for env, model in product(shown, ["cnn", *PRETRAINED]):
+        wrong += check({"env": env, "model": model, "algorithm": draw.choice(["ppo", "grpo", "sft"])})
     assert not wrong, "\n".join(wrong)
 
 
