@@ -3,12 +3,14 @@ something."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -435,6 +437,22 @@ def faults(*overrides: str) -> list[str]:
     except ConfigError as error:
         return [f"{fault.message} - {fault.hint}" for fault in error.faults]
     return []
+
+
+@needs_assets
+def test_the_next_environment_frees_the_memory_of_one_that_is_gone(stove: Libero) -> None:
+    slot = stove.make_slot(STOVE)
+    assert isinstance(slot, LiberoSlot)
+    gone = weakref.ref(slot._driver._env)
+    gc.disable()  # it looks for cycles by the number of objects, of which an environment has few
+    try:
+        slot.close()
+        del slot
+        assert gone() is not None
+        stove.make_slot(STOVE).close()
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @needs_assets
