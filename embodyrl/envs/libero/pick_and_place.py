@@ -75,8 +75,8 @@ GRASPS = {
     "salad_dressing": Grasp(height=0.045, shut=0.057, axes=(0, 2), below=0.073),
     "tomato_sauce": CAN,
 }
-"""Kind of object -> how it is grasped. A carton's gable is held between its ends: pads that touch the edge below it stick
-to it in MuJoCo."""
+"""Kind of object -> how it is grasped. A carton is held at the ends of its gable: fingers that touch the edge below it
+stick there in MuJoCo."""
 
 OBSTACLES = {
     "akita_black_bowl": (0.054, 0.052),
@@ -178,9 +178,9 @@ class PickAndPlace:
         for name, kind in self._scene.kinds.items():
             radius, height = OBSTACLES.get(kind, (0.0, -math.inf))
             other = state[self._scene.place(name)]
-            if name != self._what and other[2] + height > tip:
-                if np.linalg.norm(finger - other[:2]) < radius + MARGIN:
-                    return False
+            beside = np.linalg.norm(finger - other[:2]) < radius + MARGIN
+            if name != self._what and beside and other[2] + height > tip:
+                return False
         return True
 
 
