@@ -284,6 +284,21 @@ class StageEntry(Entry):
     they declare."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpertEntry(Entry):
+    """A scripted expert. Target: callable (env config) -> `data.experts.Demonstrator`."""
+
+    tasks: Sequence[str] = ()
+    """Patterns of the tasks that it plays; none: all of its simulator."""
+
+    def cannot_play(self, tasks: Sequence[str]) -> str | None:
+        """Return a sentence about those of `tasks` that it does not play, or None if it plays all."""
+        others = [task for task in tasks if not any(fnmatch.fnmatchcase(task, pattern) for pattern in self.tasks)]
+        if not self.tasks or not others:
+            return None
+        return f"the scripted expert {self.name!r} does not play {', '.join(others)}: it plays {', '.join(self.tasks)}"
+
+
 class Registry(Generic[E]):
     """A table of components of one kind.
 
@@ -484,9 +499,8 @@ must be in `state_dict`, so that it can be saved and offloaded."""
 SINKS = Registry("sink", home="embodyrl.tracking.builtin", group="embodyrl.sinks", entry=Entry)
 """Sinks of metrics. Target: callable (context) -> `tracking.Sink`."""
 
-EXPERTS = Registry("expert", home="embodyrl.data.experts:declare", group="embodyrl.experts", entry=Entry)
-"""Scripted experts, each under the name of its simulator. Target: callable (env config) ->
-`data.experts.Demonstrator`."""
+EXPERTS = Registry("expert", home="embodyrl.data.experts:declare", group="embodyrl.experts", entry=ExpertEntry)
+"""Scripted experts, each under the name of its simulator."""
 
 
 def all_registries() -> list[Registry[Any]]:

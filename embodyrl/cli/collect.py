@@ -152,6 +152,8 @@ def _check(loaded: LoadedConfig, options: Options) -> None:
             f"simulator {env.name!r} has no scripted expert (those that have one: {', '.join(EXPERTS.names())}): "
             f"record a policy with --policy CHECKPOINT"
         )
+    if options.policy is None and (refusal := EXPERTS.entry(env.name).cannot_play(env.tasks)) is not None:
+        raise RequestError(f"{refusal}; record a policy with --policy CHECKPOINT, or other tasks")
     if options.policy is not None and env.frames > 1:
         raise RequestError(
             f"--policy {options.policy} reads env.frames = {env.frames} images of its last decisions, and a recording "

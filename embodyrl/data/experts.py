@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from embodyrl.errors import UserError
-from embodyrl.registry import EXPERTS, Requirement
+from embodyrl.registry import EXPERTS, SIMULATORS, Requirement
 
 if TYPE_CHECKING:  # `embodyrl list` needs none of it
     import numpy as np
@@ -23,6 +23,13 @@ def declare() -> None:
         target="embodyrl.envs.metaworld.expert:MetaWorldExpert",
         requires=[Requirement(module="metaworld", install="pip install 'embodyrl[metaworld]'")],
         summary="MetaWorld's own scripted policies, one for each task",
+    )
+    EXPERTS.register(
+        "libero",
+        target="embodyrl.envs.libero.expert:LiberoExpert",
+        requires=SIMULATORS.entry("libero").requires,
+        tasks=("libero_spatial/[0-35-9]", "libero_object/*", "libero_goal/[1468]"),
+        summary="picks an object up and places it",
     )
 
 
@@ -83,6 +90,10 @@ def scripted_expert(env: EnvConfig, name: str | None = None) -> Demonstrator:
     Raises:
         UnknownNameError: there is no such expert, or the simulator has none.
         MissingPackageError: a package is not installed.
+        UserError: it does not play one of the tasks.
     """
+    refusal = EXPERTS.entry(name or env.name).cannot_play(env.tasks)
+    if refusal is not None:
+        raise UserError(refusal)
     expert: Callable[[EnvConfig], Demonstrator] = EXPERTS.load(name or env.name)
     return expert(env)

@@ -39,7 +39,7 @@ def test_critics_learn_from_what_the_expert_executed(tmp_path: Path) -> None:
 def test_it_is_refused_without_an_expert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(EXPERTS._entries, "gymnasium", raising=False)
     (tmp_path / "my.yaml").write_text(DAGGER.replace("plugins: [swinger]\n", ""))
-    with pytest.raises(ConfigError, match=r"simulator .gymnasium. has no scripted expert.*: metaworld"):
+    with pytest.raises(ConfigError, match=r"simulator .gymnasium. has no scripted expert.*: libero, metaworld"):
         load_config(tmp_path / "my.yaml")
 
 

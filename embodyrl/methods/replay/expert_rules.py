@@ -50,6 +50,10 @@ def _expert(config: Config, settings: InterveneConfig) -> Iterator[ConfigIssue]:
             f"{HERE}.expert = {name!r} is the expert of another simulator than {simulator!r}",
             f"leave it out: the simulator's own is the default (experts: {known})",
         )
+    elif (name or simulator) in EXPERTS:
+        refusal = EXPERTS.entry(name or simulator).cannot_play(config.env.tasks)
+        if refusal is not None:
+            yield ConfigIssue(("env.tasks", HERE), refusal, f"choose such tasks, or set {HERE} to null")
 
 
 def _moments(config: Config, settings: InterveneConfig, needs: Needs) -> Iterator[ConfigIssue]:
