@@ -70,14 +70,18 @@ def perturbations_are_possible(config: Config) -> Iterator[ConfigIssue]:
     able = info.perturbations(config.env)
     for section, settings in _of(config):
         for kind in (kind for kind in settings.ranges if kind not in able):
-            where = (f"{section}.{kind}", "env.cameras")
-            if not config.env.cameras and kind in info.perturbations(replace(config.env, cameras=["any"])):
+            where, cameras = (f"{section}.{kind}", "env.cameras"), config.env.cameras
+            possible = f"leave it out (possible: {', '.join(able) or 'nothing'})"
+            if kind not in info.perturbations(replace(config.env, cameras=["any"])):
+                message = f"{section}.{kind}: simulator {config.env.name!r} cannot do this"
+                yield ConfigIssue(where, message, possible)
+            elif not cameras:
                 known = info.cameras() or ["render"]
                 message = f"{section}.{kind} changes images, but env.cameras is empty"
                 yield ConfigIssue(where, message, f"name a camera, as in env.cameras: [{known[0]}], or leave it out")
             else:
-                message = f"{section}.{kind}: simulator {config.env.name!r} cannot do this, as it is set up here"
-                yield ConfigIssue(where, message, f"leave it out (possible: {', '.join(able) or 'nothing'})")
+                message = f"{section}.{kind} changes a scene, and env.cameras = {show(cameras)} shows no camera of one"
+                yield ConfigIssue(where, message, f"name one of its scene, or {possible}")
 
 
 @rule

@@ -33,8 +33,6 @@ KINDS = frozenset({"camera", "light", "texture", "layout"})
 """Kinds of perturbation that are shown in a scene."""
 PREFIX = "changes."
 """Prefix of the names of a snapshot's arrays that are of changes."""
-ON_A_ROBOT_M = 0.1
-"""Distance to the point around which a camera on a moving body turns: it stays where it is mounted, nearly."""
 FARTHEST = 3.0
 """Largest distance to what a camera looks at, in sizes of the scene (`stat.extent`)."""
 
@@ -66,12 +64,16 @@ class Surfaces:
         )
 
 
-def robot_roots(model: Any) -> list[int]:
-    """Return the bodies below the world that have driven joints somewhere."""
+def driven_joints(model: Any) -> NDArray[np.int64]:
+    """Return the numbers of the joints that actuators drive, ascending."""
     mujoco = _mujoco()
     by_joint = (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
-    joints = model.actuator_trnid[np.isin(model.actuator_trntype, by_joint), 0]
-    return sorted(set(model.body_rootid[model.jnt_bodyid[joints]].tolist()))
+    return np.unique(model.actuator_trnid[np.isin(model.actuator_trntype, by_joint), 0]).astype(np.int64)
+
+
+def robot_roots(model: Any) -> list[int]:
+    """Return the bodies below the world that have driven joints somewhere."""
+    return sorted(set(model.body_rootid[model.jnt_bodyid[driven_joints(model)]].tolist()))
 
 
 class SceneChanges:
@@ -80,7 +82,7 @@ class SceneChanges:
     Args:
         episode: whose kinds of `KINDS` are followed.
         model: the `mujoco.MjModel`.
-        looks: distance from each camera to what it looks at `[N]` [m].
+        looks: distance from each camera to what it looks at `[N]` [m]; 0 for one that moves, as on a robot's hand.
         shapes: further objects `[E, 11]`: kind of shape, size (3), position (3), angle, colour (3).
     """
 
@@ -93,8 +95,7 @@ class SceneChanges:
         self._texture: TextureChange | None = None
         if levels["texture"]:
             self._surfaces = Surfaces.of(model)
-            textured = np.flatnonzero(np.asarray(model.mat_texid).reshape(model.nmat, -1).max(axis=1, initial=-1) >= 0)
-            self._texture = TextureChange.draw(levels["texture"], drawn["texture"], model.ngeom, textured)
+            self._texture = TextureChange.draw(levels["texture"], drawn["texture"], model.ngeom, _textured(model))
 
     @classmethod
     def begin(cls, episode: EpisodeSpec, model: Any, data: Any, cameras: Sequence[str]) -> SceneChanges | None:
@@ -156,11 +157,12 @@ class SceneChanges:
 
     def _move(self, model: Any, data: Any, camera: int, change: CameraChange) -> None:
         frame, distance = data.cam_xmat[camera].reshape(3, 3).copy(), float(self._looks[camera])
-        target = data.cam_xpos[camera] - distance * frame[:, 2]
-        turned = frame @ rotation_about(1, change.around[0]) @ rotation_about(0, change.around[1])
-        data.cam_xpos[camera] = target + distance * change.distance * turned[:, 2]
+        if distance:  # else it is on a robot, where it can only turn
+            target = data.cam_xpos[camera] - distance * frame[:, 2]
+            frame = frame @ rotation_about(1, change.around[0]) @ rotation_about(0, change.around[1])
+            data.cam_xpos[camera] = target + distance * change.distance * frame[:, 2]
         aim = rotation_about(1, change.aim[0]) @ rotation_about(0, change.aim[1]) @ rotation_about(2, change.roll)
-        data.cam_xmat[camera] = (turned @ aim).reshape(9)
+        data.cam_xmat[camera] = (frame @ aim).reshape(9)
         model.cam_fovy[camera] *= change.field_of_view
 
     def _paint(self, model: Any, change: TextureChange) -> None:
@@ -216,6 +218,12 @@ def _light(model: Any, data: Any, change: LightChange) -> None:
         model.light_castshadow[:] = 0
 
 
+def _textured(model: Any) -> NDArray[np.int64]:
+    """Return the numbers of the materials that have a texture."""
+    textures = np.asarray(model.mat_texid)  # `[materials, roles]`; in older versions of MuJoCo `[materials]`
+    return np.flatnonzero((textures >= 0).any(axis=1) if textures.ndim == 2 else textures >= 0)
+
+
 UNSET = np.array([0.5, 0.5, 0.5, 1.0], np.float32)
 """Colour of a shape that MuJoCo ignores where the shape has a material."""
 
@@ -245,8 +253,8 @@ def _ray(model: Any, data: Any, start: Floats, towards: Floats) -> tuple[float, 
 
 
 def _looks(model: Any, data: Any) -> Floats:
-    """Return the distance from each camera to what it looks at, `[N]`."""
-    distances = np.full(model.ncam, ON_A_ROBOT_M)
+    """Return the distance from each camera to what it looks at, `[N]`; 0 for one that moves."""
+    distances = np.zeros(model.ncam)
     for number in range(model.ncam):
         if _stands(model, number):
             ahead, _ = _ray(model, data, data.cam_xpos[number].copy(), -data.cam_xmat[number].reshape(3, 3)[:, 2])

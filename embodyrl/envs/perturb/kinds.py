@@ -27,15 +27,15 @@ ORBIT_DEG = (3.0, 6.0, 10.0, 15.0, 20.0)
 DISTANCE = (0.03, 0.06, 0.10, 0.15, 0.20)
 """Share by which it comes closer or moves away."""
 AIM_DEG = (1.0, 2.0, 3.0, 4.0, 5.0)
-"""Angle by which it turns past what it looks at, and about its axis."""
+"""Angle by which it turns past what it looks at, and about its axis; all that a camera on a robot does."""
 FIELD_OF_VIEW = (0.02, 0.04, 0.06, 0.08, 0.10)
 """Share by which its field of view changes."""
 
-LIGHT_DEG = (10.0, 20.0, 35.0, 50.0, 70.0)
+LIGHT_DEG = (10.0, 20.0, 30.0, 40.0, 50.0)
 """Angle by which lights turn."""
-TINT = (0.10, 0.20, 0.30, 0.40, 0.50)
+TINT = (0.06, 0.12, 0.20, 0.28, 0.36)
 """Share by which red, green and blue of the light differ from white."""
-STRENGTH = (0.15, 0.30, 0.50, 0.75, 1.00)
+STRENGTH = (0.10, 0.20, 0.32, 0.46, 0.60)
 """Natural logarithm of the factor of its strength, up or down."""
 SHADOWS_OFF = 3
 """Level from which half of the episodes have no shadows."""
@@ -184,7 +184,8 @@ class TextureChange:
             shapes: `N`.
             materials: numbers of those with a texture.
         """
-        colours, lots = random.random((shapes, 3)), random.random(shapes)
+        # A colour darkens a texture, with which MuJoCo multiplies it, so dark ones are left out.
+        colours, lots = random.uniform(0.3, 1.0, (shapes, 3)), random.random(shapes)
         others = materials[random.integers(len(materials), size=shapes)] if len(materials) else np.full(shapes, -1)
         signs = random.choice((-1.0, 1.0), shapes)
         return cls(
