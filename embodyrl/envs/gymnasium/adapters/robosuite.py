@@ -120,7 +120,7 @@ class Robosuite(gymnasium.Env[Any, Any]):
 
     @property
     def robots(self) -> Any:
-        """robosuite's robots, whose `init_qpos` is where they begin."""
+        """The robots of robosuite, whose `init_qpos` is where they begin."""
         return self._inner.robots
 
     @property
