@@ -236,9 +236,9 @@ def degradations(found: Comparison) -> list[Robustness]:
                 success=row.rate,
                 success_low=interval[0],
                 success_high=interval[1],
-                drop=-pairs.difference if compared else None,
-                drop_low=-high if compared else None,
-                drop_high=-low if compared else None,
+                drop=0.0 - pairs.difference if compared else None,  # 0.0, where `-` alone would make it -0.0
+                drop_low=0.0 - high if compared else None,
+                drop_high=0.0 - low if compared else None,
                 lost=pairs.only_first,
                 gained=pairs.only_second,
                 mean_return=row.mean_return,
@@ -282,7 +282,7 @@ class Lost:
 
 
 def worst(found: Comparison, count: int) -> list[Lost]:
-    """Return up to `count` episodes that are solved without perturbation and not with one: of each kind the one that its
+    """Return up to `count` episodes that are solved without perturbation and not with one: of each kind one that the
     lowest level loses, and of these those that lose most of the return first."""
     by_kind: dict[str, Lost] = {}
     for row in found.rows[1:]:

@@ -49,7 +49,8 @@ def _frame(title: str, plain: Robustness, top: float) -> Iterator[str]:
     if plain.success is not None and plain.success_low is not None and plain.success_high is not None:
         high, y = _height(plain.success_high, top), _height(plain.success, top)
         deep = _height(plain.success_low, top) - high
-        yield f'<rect x="{LEFT}" y="{high:.1f}" width="{end - LEFT}" height="{deep:.1f}" fill="#8a94a6" opacity="0.14"/>'
+        band = f'y="{high:.1f}" width="{end - LEFT}" height="{deep:.1f}"'
+        yield f'<rect x="{LEFT}" {band} fill="#8a94a6" opacity="0.14"/>'
         yield (
             f'<line x1="{LEFT}" y1="{y:.1f}" x2="{end}" y2="{y:.1f}" stroke="#5b6472" stroke-dasharray="5 4"/>'
             f'<text x="{end + 6}" y="{y + 4:.1f}">none {100 * plain.success:.0f} %</text>'
@@ -81,7 +82,8 @@ def _bar(row: Robustness, x: float, width: float, colour: str, top: float) -> It
     )
     if row.success_low is not None and row.success_high is not None:
         low, high = _height(row.success_low, top), _height(row.success_high, top)
-        yield f'<line x1="{middle:.1f}" y1="{low:.1f}" x2="{middle:.1f}" y2="{high:.1f}" stroke="#2b3240" opacity="0.7"/>'
+        ends = f'x1="{middle:.1f}" y1="{low:.1f}" x2="{middle:.1f}" y2="{high:.1f}"'
+        yield f'<line {ends} stroke="#2b3240" opacity="0.7"/>'
     yield f'<text x="{middle:.1f}" y="{foot + 13:.1f}" text-anchor="middle" font-size="10">{row.level}</text>'
 
 
