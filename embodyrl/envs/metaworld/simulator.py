@@ -124,7 +124,7 @@ class MetaWorldSlot(Slot):
         self._proprio_dim = PROPRIO_DIM[config.proprio]
         self._observation: NDArray[np.float64] = np.zeros(39)
         self._changes: SceneChanges | None = None
-        self.perturbs = (SHOWN if config.cameras else frozenset()) | (
+        self.perturbs = (SHOWN - PLACED if config.cameras else frozenset()) | (
             PLACED if config.driver is Driver.fast else frozenset()
         )
 

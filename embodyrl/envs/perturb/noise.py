@@ -111,17 +111,30 @@ def _weighted(images: Floats, weights: NDArray[np.float64], axis: int, reach: in
 
 
 def streaked(images: Floats, length: float, angle: float) -> Floats:
-    """Return the mean of `[V, H, W, 3]` shifted along a streak of so many pixels; edges are repeated."""
-    count = max(2, round(length))
-    along = np.linspace(-0.5, 0.5, count) * length
-    shifts = np.rint(np.stack([along * math.sin(angle), along * math.cos(angle)], 1)).astype(int)
-    reach = int(np.abs(shifts).max()) + 1
-    height, width = images.shape[1:3]
+    """Return the mean of `[V, H, W, 3]` along a streak of so many pixels; edges are repeated."""
+    weights = _streak(length, angle)
+    reach, (height, width) = len(weights) // 2, images.shape[1:3]
     padded = np.pad(images, [(0, 0), (reach, reach), (reach, reach), (0, 0)], mode="edge")
     total = np.zeros_like(images)
-    for down, right in (shifts + reach).tolist():
-        total += padded[:, down : down + height, right : right + width]
-    return total / np.float32(count)
+    for down, right in np.argwhere(weights).tolist():
+        total += weights[down, right] * padded[:, down : down + height, right : right + width]
+    return total
+
+
+SAMPLES = 64
+"""Points of a streak, each shared by the four pixels around it."""
+
+
+def _streak(length: float, angle: float) -> Floats:
+    """Return the weights of the pixels of a streak around its middle, `[2 R + 1, 2 R + 1]`."""
+    reach = math.ceil(length / 2) + 1
+    weights = np.zeros((2 * reach + 1, 2 * reach + 1))
+    along = np.linspace(-0.5, 0.5, SAMPLES) * length
+    for point in np.stack([along * math.sin(angle), along * math.cos(angle)], 1) + reach:
+        (row, column), (down, right) = point.astype(int), point % 1.0
+        shares = np.outer((1.0 - down, down), (1.0 - right, right))
+        weights[row : row + 2, column : column + 2] += shares / SAMPLES
+    return weights.astype(np.float32)
 
 
 def _cosines() -> Floats:
