@@ -18,11 +18,17 @@ PARAPHRASES = "embodyrl.envs.perturb.words"
 """Module that knows of which task descriptions there are paraphrases; above this package, so asked by its name."""
 
 
-def perturbations(config: Config) -> list[str]:
-    """Return the kinds of perturbation that a config's simulator can do, and that its model and tasks can show."""
+def perturbations(config: Config, *, known: bool = True) -> list[str]:
+    """Return the kinds of perturbation that a config's simulator can do, and that its model and tasks can show.
+
+    Args:
+        config: the config.
+        known: whether paraphrases are left out if only the running simulator knows its task descriptions.
+    """
     able = simulator_info(config.env.name, installed=True).perturbations(config.env)
-    reads, described = fact(SupportedModel, config.model.name, "words"), task_descriptions(config)
-    has_words = reads and len(described) == len(config.env.tasks) and not list(_without_paraphrases(config))
+    are_known = set(task_descriptions(config)) >= set(config.env.tasks)
+    reads = fact(SupportedModel, config.model.name, "words")
+    has_words = reads and (are_known or not known) and not list(_without_paraphrases(config))
     return [kind for kind in KINDS if kind in able and (kind != "words" or has_words)]
 
 

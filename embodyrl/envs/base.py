@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 
 from embodyrl.config.infos import MOST_EPISODE_STEPS
 from embodyrl.envs.images import timed_rendering
+from embodyrl.envs.perturb.kinds import level_of
 from embodyrl.envs.perturb.noise import ImageNoise
 from embodyrl.envs.perturb.words import described as paraphrased
+from embodyrl.envs.perturb.words import has_paraphrases, known_verbs
 from embodyrl.envs.states import StateError, pack, unpack
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec, nothing_executed
 from embodyrl.errors import RunError, UnknownNameError, UserError, did_you_mean
@@ -477,6 +479,12 @@ def check_perturbations(episode: EpisodeSpec, spec: SimulatorSpec, able: Iterabl
                 f"episodes of {episode.task!r} cannot be perturbed by {kind!r} here (possible: "
                 f"{', '.join(sorted(can)) or 'nothing'}): leave it out of env.perturb and eval.perturb"
             )
+    text = spec.tasks[episode.task]
+    if level_of(episode.perturb, "words") and not has_paraphrases(text):
+        raise UserError(
+            f"there are no paraphrases of {text!r}, the task description of {episode.task!r}: leave words out of "
+            f"env.perturb and eval.perturb, or begin it with a verb such as {', '.join(known_verbs()[:4])}"
+        )
 
 
 def check_slots(slots: Sequence[int], count: int) -> None:

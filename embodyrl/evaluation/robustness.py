@@ -199,7 +199,7 @@ def _possible(config: Config, asked: Mapping[str, Sequence[int]]) -> dict[str, S
     Raises:
         UserError: a kind that is named cannot be done here, or none can.
     """
-    able = perturbations(config)
+    able = perturbations(config, known="" in asked)
     if "" in asked:
         if not able:
             raise UserError(
