@@ -13,7 +13,6 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,28 +41,6 @@ COLUMNS = 11
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Surfaces:
-    """Shapes of a model whose surfaces change; those of the robot and the invisible ones do not."""
-
-    still: NDArray[np.int64]
-    """Numbers of those that cannot move: table, walls, floor."""
-    objects: NDArray[np.int64]
-    """Numbers of those that can."""
-    primitive: NDArray[np.bool_]
-    """`[G]`: it is no mesh, so that any texture fits it."""
-
-    @classmethod
-    def of(cls, model: Any) -> Surfaces:
-        """Return those of a model."""
-        fixed = model.body_weldid[model.geom_bodyid] == 0
-        own = np.isin(model.body_rootid[model.geom_bodyid], robot_roots(model))
-        mesh = int(_mujoco().mjtGeom.mjGEOM_MESH)
-        return cls(
-            still=np.flatnonzero(fixed & ~own), objects=np.flatnonzero(~fixed & ~own), primitive=model.geom_type != mesh
-        )
-
-
 def driven_joints(model: Any) -> NDArray[np.int64]:
     """Return the numbers of the joints that actuators drive, ascending."""
     mujoco = _mujoco()
@@ -88,14 +65,10 @@ class SceneChanges:
 
     def __init__(self, episode: EpisodeSpec, model: Any, looks: Floats, shapes: Floats) -> None:
         self._looks, self._shapes = looks, shapes
-        levels = {kind: level_of(episode.perturb, kind) for kind in KINDS}
-        drawn = {kind: generator(episode.seed, kind) for kind, level in levels.items() if level}
-        self._camera = CameraChange.draw(levels["camera"], drawn["camera"]) if levels["camera"] else None
-        self._light = LightChange.draw(levels["light"], drawn["light"]) if levels["light"] else None
-        self._texture: TextureChange | None = None
-        if levels["texture"]:
-            self._surfaces = Surfaces.of(model)
-            self._texture = TextureChange.draw(levels["texture"], drawn["texture"], model.ngeom, _textured(model))
+        self._parts: list[_Cameras | _Lights | _Surfaces] = []
+        for kind, make in (("camera", _Cameras), ("light", _Lights), ("texture", _Surfaces)):
+            if level := level_of(episode.perturb, kind):
+                self._parts.append(make(level, generator(episode.seed, kind), model, looks))
 
     @classmethod
     def begin(cls, episode: EpisodeSpec, model: Any, data: Any, cameras: Sequence[str]) -> SceneChanges | None:
@@ -131,47 +104,14 @@ class SceneChanges:
     def applied(self, model: Any, data: Any, camera: int) -> Iterator[None]:
         """Change the scene for the length of a block, in which nothing is simulated, as camera number `camera` sees
         it."""
-        kept = [(array, array.copy()) for array in self._changed(model, data)]
+        kept = [(array, array.copy()) for part in self._parts for array in part.changed(model, data)]
         try:
-            if self._camera is not None:
-                self._move(model, data, camera, self._camera)
-            if self._light is not None:
-                _light(model, data, self._light)
-            if self._texture is not None:
-                self._paint(model, self._texture)
+            for part in self._parts:
+                part.apply(model, data, camera)
             yield
         finally:
             for array, before in kept:
                 array[...] = before
-
-    def _changed(self, model: Any, data: Any) -> list[NDArray[Any]]:
-        """Return the arrays that `applied` changes."""
-        arrays: list[NDArray[Any]] = []
-        if self._camera is not None:
-            arrays += [data.cam_xpos, data.cam_xmat, model.cam_fovy]
-        if self._light is not None:
-            arrays += [data.light_xdir, *_brightness(model), model.light_castshadow]
-        if self._texture is not None:
-            arrays += [model.geom_rgba, model.geom_matid]
-        return arrays
-
-    def _move(self, model: Any, data: Any, camera: int, change: CameraChange) -> None:
-        frame, distance = data.cam_xmat[camera].reshape(3, 3).copy(), float(self._looks[camera])
-        if distance:  # else it is on a robot, where it can only turn
-            target = data.cam_xpos[camera] - distance * frame[:, 2]
-            frame = frame @ rotation_about(1, change.around[0]) @ rotation_about(0, change.around[1])
-            data.cam_xpos[camera] = target + distance * change.distance * frame[:, 2]
-        aim = rotation_about(1, change.aim[0]) @ rotation_about(0, change.aim[1]) @ rotation_about(2, change.roll)
-        data.cam_xmat[camera] = (frame @ aim).reshape(9)
-        model.cam_fovy[camera] *= change.field_of_view
-
-    def _paint(self, model: Any, change: TextureChange) -> None:
-        still, objects = self._surfaces.still, self._surfaces.objects
-        colours = _own_colours(model)
-        model.geom_rgba[still, :3] = (1.0 - change.share) * colours[still] + change.share * change.colours[still]
-        model.geom_rgba[objects, :3] = np.clip(colours[objects] * change.brightness[objects, None], 0.0, 1.0)
-        other = still[(change.others[still] >= 0) & self._surfaces.primitive[still]]
-        model.geom_matid[other] = change.others[other]
 
     def add_shapes(self, scene: Any) -> None:
         """Add the further objects to a `mujoco.MjvScene` that was just updated."""
@@ -204,37 +144,99 @@ def _rotation(vector: Floats) -> Floats:
     return matrix
 
 
-def _brightness(model: Any) -> list[NDArray[Any]]:
-    """Return what the colours of lights are in a model, the light at the camera included."""
-    head, parts = model.vis.headlight, ("ambient", "diffuse", "specular")
-    return [*(getattr(model, f"light_{part}") for part in parts), *(getattr(head, part) for part in parts)]
+# ---- the parts that change; each draws once, when an episode begins, what it needs for every image
 
 
-def _light(model: Any, data: Any, change: LightChange) -> None:
-    data.light_xdir[:] = data.light_xdir @ _rotation(change.rotation).T
-    for colours in _brightness(model):
-        colours *= change.colour.astype(colours.dtype)
-    if not change.shadows:
-        model.light_castshadow[:] = 0
+class _Cameras:
+    """Pose and field of view of the cameras."""
+
+    def __init__(self, level: int, random: np.random.Generator, model: Any, looks: Floats) -> None:
+        self._looks, self._change = looks, CameraChange.draw(level, random)
+        around, aim = self._change.around, self._change.aim
+        self._around = rotation_about(1, around[0]) @ rotation_about(0, around[1])
+        self._aim = rotation_about(1, aim[0]) @ rotation_about(0, aim[1]) @ rotation_about(2, self._change.roll)
+
+    def changed(self, model: Any, data: Any) -> list[NDArray[Any]]:
+        """Return the arrays that `apply` changes."""
+        return [data.cam_xpos, data.cam_xmat, model.cam_fovy]
+
+    def apply(self, model: Any, data: Any, camera: int) -> None:
+        """Change the camera with this number."""
+        place, frame, distance = data.cam_xpos[camera], data.cam_xmat[camera].reshape(3, 3), self._looks[camera]
+        turned = frame
+        if distance:  # else it is on a robot, where it can only turn
+            turned = frame @ self._around
+            place += distance * (self._change.distance * turned[:, 2] - frame[:, 2])
+        frame[...] = turned @ self._aim
+        model.cam_fovy[camera] *= self._change.field_of_view
 
 
-def _textured(model: Any) -> NDArray[np.int64]:
-    """Return the numbers of the materials that have a texture."""
-    textures = np.asarray(model.mat_texid)  # `[materials, roles]`; in older versions of MuJoCo `[materials]`
-    return np.flatnonzero((textures >= 0).any(axis=1) if textures.ndim == 2 else textures >= 0)
+class _Lights:
+    """Direction, colour, strength and shadows of all lights."""
+
+    def __init__(self, level: int, random: np.random.Generator, model: Any, looks: Floats) -> None:
+        change = LightChange.draw(level, random)
+        self._turn, self._shadows = _rotation(change.rotation).T, change.shadows
+        self._colour = change.colour.astype(np.float32)
+
+    def changed(self, model: Any, data: Any) -> list[NDArray[Any]]:
+        """Return the arrays that `apply` changes."""
+        return [data.light_xdir, *self._colours(model), model.light_castshadow]
+
+    def _colours(self, model: Any) -> list[NDArray[np.float32]]:
+        """Return the colours of lights in a model, of the light at the camera as well."""
+        head = model.vis.headlight
+        own = [model.light_ambient, model.light_diffuse, model.light_specular]
+        return [*own, head.ambient, head.diffuse, head.specular]
+
+    def apply(self, model: Any, data: Any, camera: int) -> None:
+        """Change the lights."""
+        data.light_xdir[:] = data.light_xdir @ self._turn
+        for colours in self._colours(model):
+            colours *= self._colour
+        if not self._shadows:
+            model.light_castshadow[:] = 0
 
 
 UNSET = np.array([0.5, 0.5, 0.5, 1.0], np.float32)
 """Colour of a shape that MuJoCo ignores where the shape has a material."""
 
 
-def _own_colours(model: Any) -> NDArray[np.float32]:
-    """Return the colours that MuJoCo draws the shapes of a model with, `[G, 3]`."""
-    colours: NDArray[np.float32] = model.geom_rgba[:, :3].copy()
-    if model.nmat:
-        of_material = (model.geom_matid >= 0) & (model.geom_rgba == UNSET).all(axis=1)
-        colours[of_material] = model.mat_rgba[model.geom_matid[of_material], :3]
-    return colours
+class _Surfaces:
+    """Colours and textures of what is no robot: of what stands still both, of objects the brightness."""
+
+    def __init__(self, level: int, random: np.random.Generator, model: Any, looks: Floats) -> None:
+        change = TextureChange.draw(level, random, model.ngeom, _textured(model))
+        fixed = model.body_weldid[model.geom_bodyid] == 0
+        robot = np.isin(model.body_rootid[model.geom_bodyid], robot_roots(model))
+        still, objects = np.flatnonzero(fixed & ~robot), np.flatnonzero(~fixed & ~robot)
+        self._shapes = np.concatenate([still, objects])
+        own = np.concatenate([np.full(len(still), 1.0 - change.share), change.brightness[objects]])
+        other = np.concatenate([change.share * change.colours[still], np.zeros((len(objects), 3))])
+        self._own, self._other = own[:, None].astype(np.float32), other.astype(np.float32)
+        # Textures of others fit shapes that are no meshes, whose own coordinates say where a texture is.
+        mesh = model.geom_type == int(_mujoco().mjtGeom.mjGEOM_MESH)
+        self._replaced = still[(change.others[still] >= 0) & ~mesh[still]]
+        self._others = change.others[self._replaced]
+
+    def changed(self, model: Any, data: Any) -> list[NDArray[Any]]:
+        """Return the arrays that `apply` changes."""
+        return [model.geom_rgba, model.geom_matid]
+
+    def apply(self, model: Any, data: Any, camera: int) -> None:
+        """Change the surfaces, from the colours that they have now: environments recolour some while they play."""
+        colours, materials = model.geom_rgba[self._shapes], model.geom_matid[self._shapes]
+        of_material = (materials >= 0) & (colours == UNSET).all(axis=1)
+        if of_material.any():
+            colours[of_material, :3] = model.mat_rgba[materials[of_material], :3]
+        model.geom_rgba[self._shapes, :3] = np.minimum(self._own * colours[:, :3] + self._other, 1.0)
+        model.geom_matid[self._replaced] = self._others
+
+
+def _textured(model: Any) -> NDArray[np.int64]:
+    """Return the numbers of the materials that have a texture."""
+    textures = np.asarray(model.mat_texid)  # `[materials, roles]`; in older versions of MuJoCo `[materials]`
+    return np.flatnonzero((textures >= 0).any(axis=1) if textures.ndim == 2 else textures >= 0)
 
 
 # ---- where things are
