@@ -25,7 +25,7 @@ def robustness_svg(rows: Sequence[Robustness]) -> str:
     plain, others = rows[0], [row for row in rows[1:] if row.success is not None]
     kinds = list(dict.fromkeys(row.kind or "" for row in others))
     body = [*_bars(plain, others, kinds, 0), *_curves(plain, others, kinds, PANEL + TOP)]
-    height = 2 * (PANEL + TOP)
+    height = 2 * PANEL + TOP
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         'font-family="system-ui, sans-serif" font-size="12" fill="#5b6472" role="img" '
@@ -96,7 +96,8 @@ def _curves(plain: Robustness, rows: Sequence[Robustness], kinds: Sequence[str],
             f'<text x="{LEFT + 10 + level * wide:.1f}" y="{_height(0.0, top) + 16:.1f}" text-anchor="middle">'
             f"{level or 'none'}</text>"
         )
-    ends: list[float] = [] if plain.success is None else [_height(plain.success, top)]
+    taken: list[float] = [] if plain.success is None else [_height(plain.success, top)]
+    names: list[tuple[float, str, str]] = []
     for place, kind in enumerate(kinds):
         colour = COLOURS[place % len(COLOURS)]
         points = [(0, plain.success), *((row.level, row.success) for row in rows if row.kind == kind)]
@@ -104,12 +105,12 @@ def _curves(plain: Robustness, rows: Sequence[Robustness], kinds: Sequence[str],
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in shown)
         yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
         yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in shown[1:])
-        name = _apart(shown[-1][1], ends)
-        ends.append(name)
-        yield f'<text x="{WIDTH - RIGHT + 6}" y="{name + 4:.1f}" fill="{colour}">{escape(kind)}</text>'
+        names.append((shown[-1][1], colour, kind))
+    for wanted, colour, kind in sorted(names):  # from the top, so that names have the order of their curves
+        taken.append(_below(wanted, taken))
+        yield f'<text x="{WIDTH - RIGHT + 6}" y="{taken[-1] + 4:.1f}" fill="{colour}">{escape(kind)}</text>'
 
 
-def _apart(wanted: float, taken: Sequence[float]) -> float:
-    """Return the height nearest to the wanted one at which a name covers no other."""
-    steps = (sign * distance for distance in range(0, 400, 2) for sign in (1, -1))
-    return next(wanted + step for step in steps if all(abs(wanted + step - each) >= 13 for each in taken))
+def _below(wanted: float, taken: Sequence[float]) -> float:
+    """Return the first height from the wanted one downwards at which a name covers no other."""
+    return next(wanted + down for down in range(0, 800) if all(abs(wanted + down - each) >= 13 for each in taken))
