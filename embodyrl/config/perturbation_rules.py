@@ -8,14 +8,11 @@ from typing import Any
 
 from embodyrl.config.infos import simulator_info
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import fact, is_supervised, rule, task_descriptions
+from embodyrl.config.rules import PARAPHRASES, fact, is_supervised, rule, task_descriptions
 from embodyrl.config.schema import KINDS, MOST_LEVEL, Config, PerturbationLevels, TrainingPerturbations
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
 from embodyrl.registry import SupportedModel, load_target
-
-PARAPHRASES = "embodyrl.envs.perturb.words"
-"""Module that knows of which task descriptions there are paraphrases; above this package, so asked by its name."""
 
 
 def perturbations(config: Config, *, known: bool = True) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embodyrl.config import ConfigError
 from embodyrl.config.perturbation_rules import perturbations
 from embodyrl.config.schema import KINDS, MOST_LEVEL, Config
 from embodyrl.envs.perturb.kinds import Perturbation
@@ -81,6 +82,7 @@ class RobustnessStudy(Study):
         self, command: Command, load: Load, out: Path | None, *, goes_on: bool, say: Callable[[str], None]
     ) -> None:
         self._simulators: tuple[Simulators, HybridEngine] | None = None
+        self._left_out = ""
         super().__init__(command, load, None, out, goes_on=goes_on, say=say)
 
     def _planned(self, load: Load, load_other: Load | None) -> list[Plan]:
@@ -89,6 +91,8 @@ class RobustnessStudy(Study):
             raise ProtocolError("robustness is evaluated of one policy with its own settings: leave out the protocol")
         own = plan(load, [UNPERTURBED, *command.overrides], command.policy, OWN, label=PLAIN)
         grid = _possible(own.base, command.perturb or {})
+        if "words" in grid:
+            self._check_words(load, grid)
         return [
             own,
             *(
@@ -97,6 +101,20 @@ class RobustnessStudy(Study):
                 for level in levels
             ),
         ]
+
+    def _check_words(self, load: Load, grid: dict[str, Sequence[int]]) -> None:
+        """Leave out paraphrases that are too long for the model, unless they are asked for.
+
+        Raises:
+            ConfigError: they are asked for.
+        """
+        try:
+            load([*self._command.overrides, f"eval.perturb={{words: {max(grid['words'])}}}"])
+        except ConfigError as error:
+            if "" not in (self._command.perturb or {}):
+                raise
+            del grid["words"]
+            self._left_out = f"words: {error.faults[0].message}"
 
     def run(self) -> Comparison:
         """See `Study`."""
@@ -125,6 +143,8 @@ class RobustnessStudy(Study):
         left = [kind for kind in KINDS if kind not in kinds]
         if left and "" in (self._command.perturb or {}):
             self._say(f"  not possible here: {', '.join(left)}")
+        if self._left_out:
+            self._say(f"  {self._left_out}")
         if (seconds := expected_seconds(self._plans, Path(own.policy))) is not None:
             self._say(f"at most about {rounded(seconds)}, by the speed of the run that trained it")
 
