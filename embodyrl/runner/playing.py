@@ -130,7 +130,8 @@ class Envs:
         `images`, `proprio` and `task_description` that there are."""
         from embodyrl.runner.spaces import observation_space
 
-        return observation_space(self.spec)
+        perturb = self._config.perturb
+        return observation_space(self.spec, paraphrases=perturb is not None and bool(perturb.words))
 
     @cached_property
     def single_action_space(self) -> Space[Any]:
