@@ -83,8 +83,17 @@ class EpisodeSource:
 
 
 def drawn_levels(settings: PerturbationLevels, draw: np.random.Generator) -> list[tuple[str, int]]:
-    """Draw a level for each kind."""
-    return [(kind, int(draw.integers(low, high + 1))) for kind, (low, high) in settings.ranges.items()]
+    """Draw a level for each kind that is named."""
+    named = {
+        "camera": settings.camera,
+        "light": settings.light,
+        "texture": settings.texture,
+        "layout": settings.layout,
+        "robot": settings.robot,
+        "noise": settings.noise,
+        "words": settings.words,
+    }
+    return [(kind, int(draw.integers(own[0], own[-1] + 1))) for kind, own in named.items() if own]
 
 
 def evaluation_episodes(
