@@ -35,9 +35,10 @@ from embodyrl.runner.rundir import SOURCES, read_config, read_saved, refuse_othe
 from embodyrl.runner.session import Ending, go_on, start
 from embodyrl.runner.start_rules import start_rules
 from embodyrl.runner.stopping import raise_interrupt
-from embodyrl.runs import CONFIG_FILE, METRICS_FILE, REPORT_FILE
+from embodyrl.runs import CONFIG_FILE, METRICS_FILE, REPORT_FILE, ROBUSTNESS
 from embodyrl.runs.metrics import read_rows
 from embodyrl.runs.record import read_summary, sorted_evaluations
+from embodyrl.runs.robustness import Robustness
 from embodyrl.screen import counted, say, showing
 from embodyrl.sweeps.axes import Seeds
 from embodyrl.sweeps.folder import SweepError, is_sweep, read_plan
@@ -45,9 +46,11 @@ from embodyrl.sweeps.results import Results, read_results
 from embodyrl.sweeps.session import SweepEnding, SweepOptions
 from embodyrl.sweeps.session import go_on as go_on_with_sweep
 from embodyrl.sweeps.session import start as start_sweep
+from embodyrl.tracking.report import write_report
 
 if TYPE_CHECKING:  # these import torch
     from embodyrl.checking.promises import Finding
+    from embodyrl.evaluation.journal import Command
     from embodyrl.evaluation.results import Comparison
     from embodyrl.evaluation.study import Load
     from embodyrl.evaluation.verification import Verification
@@ -447,6 +450,115 @@ def compare(
     study = Study(command, load, load_other, folder, goes_on=resume, say=functools.partial(_say, progress))
     with showing() if progress else nullcontext():
         return study.run()
+
+
+@for_users
+def robustness(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    kinds: str | None = None,
+    levels: str | None = None,
+    episodes: int | None = None,
+    sample: bool = False,
+    config: ConfigSource | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+    trust: bool = False,
+) -> list[Robustness]:
+    """Evaluate a policy on the same episodes without and with each kind and level of perturbation, as `embodyrl eval
+    --robustness` does; returns what came of each, that without perturbation first.
+
+    Args:
+        path: see `evaluate`.
+        overrides: settings to change.
+        kinds: of perturbation, as in `camera,light`; None: all that are possible with simulator, model and tasks.
+        levels: as in `1,3,5`, which is what None stands for.
+        episodes: their number in each evaluation; None: `eval.episodes`.
+        sample: draw actions from the policy's distribution.
+        config: to evaluate public weights with.
+        out: folder for results.json, the figure, a video of the worst episodes, and the episodes as they end; it must
+            hold none yet. None: the folder `robustness` of a run directory; for other policies nothing is kept.
+        resume: play only the episodes that `out` does not hold yet, after an interruption.
+        progress: print what the command line prints.
+        trust: run the plug-ins of a checkpoint from somebody else.
+
+    Raises:
+        UserError, RunError: see `train`; also that there is no such kind or level, or that it is not possible.
+    """
+    from embodyrl.evaluation.robustness import grid_of
+
+    grid, own = grid_of(kinds, levels), Path(path) / ROBUSTNESS
+    in_run = out is None and not is_hub_name(str(path)) and (Path(path) / METRICS_FILE).is_file()
+    folder = own if in_run else None if out is None else Path(out)
+    return _robustness(
+        path,
+        _wanted(overrides, episodes, sample),
+        grid,
+        folder,
+        config=config,
+        goes_on=resume,
+        progress=progress,
+        trust=trust,
+    )
+
+
+def resume_robustness(folder: Path, asked: Command, *, progress: bool, trust: bool) -> list[Robustness]:
+    """Play the episodes that an interrupted `robustness` lacks.
+
+    Args:
+        folder: of its results.
+        asked: what `read_command` returned of the folder.
+        progress, trust: see `robustness`.
+    """
+    return _robustness(
+        asked.policy, asked.overrides, asked.perturb or {}, folder, goes_on=True, progress=progress, trust=trust
+    )
+
+
+def _robustness(
+    path: str | Path,
+    overrides: Sequence[str],
+    grid: dict[str, list[int]],
+    folder: Path | None,
+    *,
+    config: ConfigSource | None = None,
+    goes_on: bool,
+    progress: bool,
+    trust: bool,
+) -> list[Robustness]:
+    from embodyrl.evaluation.journal import Command
+    from embodyrl.evaluation.robustness import RobustnessStudy, degradations
+
+    if goes_on and folder is None:
+        raise UserError("resume=True continues with the episodes in a folder: name it with out=")
+    place = _saved(path, (), config, trust=trust, progress=progress)[2]
+    command = Command(
+        policy=place,
+        other=None,
+        overrides=list(overrides),
+        protocols=["own"],
+        video=None,
+        has_config=config is not None,
+        directory=str(Path.cwd()),
+        perturb=grid,
+    )
+    study = RobustnessStudy(
+        command,
+        lambda texts: _saved(place, texts, config, trust=trust, progress=False, again=True)[:2],
+        folder,
+        goes_on=goes_on,
+        say=functools.partial(_say, progress),
+    )
+    with showing() if progress else nullcontext():
+        found = degradations(study.run())
+    if folder is None:
+        _say(progress, "nothing was kept: to get results.json, the figure and a video, add --out DIR")
+    elif folder.name == ROBUSTNESS and (report := folder.parent / REPORT_FILE).is_file():
+        write_report(folder.parent)
+        _say(progress, f"report: {report}")
+    return found
 
 
 def _wanted(overrides: object, episodes: int | None, sample: bool) -> list[str]:

@@ -166,6 +166,8 @@ class ModelEntry(Entry):
     """Whether its `sft_loss` uses the weight of each sample (`models.policy.SAMPLE_WEIGHTS`)."""
     images: bool = True
     """Whether it reads images at all."""
+    words: bool = True
+    """Whether it reads the task description."""
     frames: bool = False
     """Whether it reads images of earlier decisions, too (`env.frames`)."""
     max_chunk: int | None = None

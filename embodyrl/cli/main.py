@@ -197,6 +197,26 @@ def evaluate(
             help="Evaluate a second policy on the same episodes, and print the difference with its interval.",
         ),
     ] = None,
+    robustness: Annotated[
+        bool,
+        typer.Option(
+            "--robustness",
+            help="Evaluate on the same episodes without and with perturbations: camera, light, texture, layout, "
+            "robot, noise, words. A table of success and its drop; in the run's folder robustness/ (or --out) also a "
+            "figure and a video of episodes that are lost.",
+        ),
+    ] = False,
+    kinds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND,...",
+            help="With --robustness: these kinds alone. Without: all that are possible with simulator and model.",
+        ),
+    ] = None,
+    levels: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="With --robustness: these levels, 1 to 5.", show_default="1,3,5"),
+    ] = None,
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample the policy's actions instead of taking the most likely ones.")
     ] = False,
@@ -205,9 +225,19 @@ def evaluate(
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Evaluate a checkpoint on held-out start states, by a published protocol, or against another checkpoint."""
+    """Evaluate a checkpoint on held-out start states, by a published protocol, against another checkpoint, or with
+    perturbations."""
     from embodyrl.cli import train
 
+    if robustness:
+        given = {"--protocol": protocol, "--compare": compare, "--video": video}
+        if other := [name for name, value in given.items() if value]:
+            raise CommandLineError(f"--robustness is of one policy with its own settings: leave out {other[0]}")
+        options = train.RobustnessOptions(kinds, levels)
+        raise typer.Exit(train.robustness(checkpoint, overrides or [], options, sample=sample, out=out, trust=trust))
+    if kinds is not None or levels is not None:
+        name = "--levels" if kinds is None else "--kinds"
+        raise CommandLineError(f"{name} says what --robustness plays: add --robustness, or leave it out")
     code = train.evaluate(
         checkpoint,
         overrides or [],

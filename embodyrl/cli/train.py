@@ -98,6 +98,9 @@ def _resume_evaluations(folder: Path, overrides: Sequence[str], *, at_once: int 
             f"{folder} names {missing[0]} from {asked.directory}, and there is none here: "
             f"cd {shlex.quote(asked.directory)} && {shell_command('resume', folder.absolute())}"
         )
+    if asked.perturb is not None:
+        api.resume_robustness(folder, asked, progress=True, trust=trust)
+        return 0
     api.compare(
         asked.policy,
         asked.other,
@@ -137,6 +140,38 @@ def evaluate(
         protocols=protocols or ("own",),
         sample=sample,
         video=video,
+        out=out,
+        progress=True,
+        trust=trust,
+    )
+    return 0
+
+
+@dataclass(frozen=True)
+class RobustnessOptions:
+    """Arguments of `embodyrl eval --robustness`."""
+
+    kinds: str | None
+    levels: str | None
+
+
+def robustness(
+    path: str,
+    overrides: Sequence[str],
+    options: RobustnessOptions,
+    *,
+    sample: bool = False,
+    out: Path | None = None,
+    trust: bool = False,
+) -> int:
+    """Evaluate a checkpoint without and with perturbations; returns the exit code. See `embodyrl.robustness`."""
+    check_place(out, "--out")
+    api.robustness(
+        path,
+        overrides,
+        kinds=options.kinds,
+        levels=options.levels,
+        sample=sample,
         out=out,
         progress=True,
         trust=trust,

@@ -45,6 +45,8 @@ def _built(setting: Setting, value: Any) -> Any:
     if setting.section_of_entries is not None:
         return [build_section(setting.section_of_entries, each) for each in value]
     kinds = typing.get_args(setting.kinds[0])
+    if setting.field.metadata.get("alone") and not isinstance(value, list):
+        return [_single(kinds, value)]
     if isinstance(value, list):
         return [_single(kinds, each) for each in value]
     if isinstance(value, dict):

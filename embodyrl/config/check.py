@@ -215,6 +215,9 @@ class _Checker:
 
     def entries(self, setting: Setting, kind: Any, value: Any, path: KeyPath) -> None:
         """Check a list, entry by entry."""
+        if setting.field.metadata.get("alone") and not isinstance(value, list | dict):
+            self.single(setting, (kind,), value, path, None)
+            return
         if not isinstance(value, list):
             entries = [_bare(value)] * (len(setting.default or ()) or 1 if not setting.required else 1)
             self.fault(path, f"{dotted(path)} must be a list, got {show(value)}", f"write [{', '.join(entries)}]")

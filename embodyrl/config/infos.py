@@ -108,6 +108,11 @@ class SimulatorInfo(Info, Generic[Env]):
         """Return the number of the initial state of a start state, where several start states are the same one."""
         return start_state
 
+    def perturbations(self, env: Env) -> Sequence[str]:
+        """Return the kinds of perturbation that it can do, of those in `env.perturb`: by default what
+        `embodyrl.envs.base.SlotSimulator` does for every simulator."""
+        return ["noise", "words"] if env.cameras else ["words"]
+
     def fills_gpu(self, env: Env) -> bool:
         """Return whether each process occupies a GPU."""
         return False
@@ -209,6 +214,7 @@ ANSWERS = {
         f"a number of control steps 1 .. {MOST_EPISODE_STEPS:,}, or None", _or_none(_whole(1, MOST_EPISODE_STEPS))
     ),
     "initial_state": Answer("a number from 0 on", _whole(0, 2**63 - 1)),
+    "perturbations": Answer("a list of names", _are(str), True),
     "fills_gpu": _FLAG,
     "check": _ISSUES,
     "check_here": _ISSUES,

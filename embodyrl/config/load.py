@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import embodyrl.config.algorithm_rules  # the module adds its rules
+import embodyrl.config.perturbation_rules  # this one, too
 import embodyrl.config.placement_rules  # this one, too
 import embodyrl.config.plugin_rules  # noqa: F401  # this one, too
 from embodyrl.config.build import build_draft, count_settings, with_values

@@ -20,7 +20,7 @@ from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
 from embodyrl.files import NO_FOREIGN_ENTRIES, foreign_entry
 from embodyrl.hub import HubError, HubName, Kind, is_hub_name, parse
-from embodyrl.registry import ALGORITHMS, SIMULATORS, PublicCheckpoint, Registry, SupportedModel
+from embodyrl.registry import ALGORITHMS, SIMULATORS, PublicCheckpoint, Registry, SupportedModel, load_target
 
 if TYPE_CHECKING:
     from embodyrl.config.replay import ReplayConfig
@@ -186,6 +186,20 @@ def task_descriptions(config: Config) -> dict[str, str]:
     described = described_tasks(config.env.name, config.env.tasks)
     described |= {task: further[task] for task in config.env.tasks if task in further}
     return described | config.env.task_descriptions
+
+
+PARAPHRASES = "embodyrl.envs.perturb.words"
+"""Module that knows of which task descriptions there are paraphrases; above this package, so asked by its name."""
+
+
+def shown_descriptions(config: Config) -> list[str]:
+    """Return all task descriptions that a policy may get, as far as they are known before the simulator runs: also the
+    paraphrases, where episodes are perturbed so."""
+    own = list(task_descriptions(config).values())
+    if not any(each is not None and each.words for each in (config.env.perturb, config.eval.perturb)):
+        return own
+    texts: list[str] = load_target(f"{PARAPHRASES}:with_paraphrases")(own)
+    return texts
 
 
 def further_tasks(config: Config) -> dict[str, str] | None:

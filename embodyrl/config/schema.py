@@ -40,6 +40,7 @@ def setting(
     registry: str | None = None,
     length: int | None = None,
     once: bool = False,
+    alone: bool = False,
     of_tasks: OfTasks | None = None,
     only_with: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Any:
@@ -57,6 +58,7 @@ def setting(
         registry: name of the registry in `embodyrl.registry` whose names are legal (lists, maps: of every entry).
         length: entries that a list must have.
         once: whether a list may have no entry twice.
+        alone: whether an entry by itself may stand for a list of it.
         of_tasks: for options of simulators whose value depends on the tasks: severity of leaving a value that a group
             file wrote for other tasks. None: the value does not depend on tasks.
         only_with: other settings, by name in this section or by full name, with the values that let this one do
@@ -309,6 +311,51 @@ class RunConfig:
     """Stop early once an evaluation's success rate reaches this, 0 .. 1; null: run all iterations."""
 
 
+MOST_LEVEL = 5
+"""Highest level of a perturbation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerturbationLevels:
+    """Perturbations of episodes: a level 1 .. 5 for each kind, or the lowest and the highest that is drawn. An episode
+    gets all kinds that are named."""
+
+    camera: list[int] = setting([], low=1, high=MOST_LEVEL, alone=True)
+    """Pose and field of view of the cameras."""
+    light: list[int] = setting([], low=1, high=MOST_LEVEL, alone=True)
+    """Direction, colour, strength and shadows of the light."""
+    texture: list[int] = setting([], low=1, high=MOST_LEVEL, alone=True)
+    """Textures and colours of table, walls, floor and objects."""
+    layout: list[int] = setting([], low=1, high=MOST_LEVEL, alone=True)
+    """Objects that have nothing to do with the task, and where the others begin."""
+    robot: list[int] = setting([], low=1, high=MOST_LEVEL, alone=True)
+    """Pose in which the robot begins."""
+    noise: list[int] = setting([], low=1, high=MOST_LEVEL, alone=True)
+    """Noise, blur, compression of the images, or loss of some; which of them is drawn for each episode."""
+    words: list[int] = setting([], low=1, high=MOST_LEVEL, alone=True)
+    """Paraphrases of the task description."""
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Lowest and highest level of each kind that is named."""
+        named = {name: getattr(self, name) for name in KINDS if getattr(self, name)}
+        return {name: (levels[0], levels[-1]) for name, levels in named.items()}
+
+
+KINDS = tuple(each.name for each in dataclasses.fields(PerturbationLevels))
+"""Kinds of perturbation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPerturbations(PerturbationLevels):
+    """Perturbations of training episodes."""
+
+    share: float = setting(1.0, above=0.0, high=1.0)
+    """Share of the episodes that are perturbed; the others are as without. Members of a group share theirs."""
+    ramp: int = setting(0, low=0)
+    """Iterations over which levels grow from 1 to those that are named; 0: they are these from the start."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig:
     """The simulator. Backends add their own options."""
@@ -359,6 +406,8 @@ class EnvConfig:
     """restart: most replacements of simulator processes in a run, failed starts included; one more ends the run."""
     offload: bool = setting(False)
     """End the simulator processes during the update to free their memory, and restore them bit for bit."""
+    perturb: TrainingPerturbations | None = setting(None)
+    """Perturbations of training episodes, as in `{camera: 2, light: [1, 3], share: 0.5}`. null: none."""
 
     @property
     def known_time_limit(self) -> int | None:
@@ -406,6 +455,8 @@ class EvalConfig:
     """Temporal ensembling: the policy decides before every action, and executes the mean of what all of its chunks say
     about it, weighted by exp(-ensemble * i), where i = 0 is the oldest chunk; published for ACT with 0.01. Where
     `actions` is allowed. null: what the latest chunk says."""
+    perturb: PerturbationLevels | None = setting(None)
+    """Perturbations of every evaluation episode, as in `{camera: 2}`. null: none, also where training has some."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,10 @@ from numpy.typing import NDArray
 
 from embodyrl.config.infos import MOST_EPISODE_STEPS
 from embodyrl.envs.images import timed_rendering
+from embodyrl.envs.perturb.kinds import level_of
+from embodyrl.envs.perturb.noise import ImageNoise
+from embodyrl.envs.perturb.words import described as paraphrased
+from embodyrl.envs.perturb.words import has_paraphrases, known_verbs
 from embodyrl.envs.states import StateError, pack, unpack
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec, nothing_executed
 from embodyrl.errors import RunError, UnknownNameError, UserError, did_you_mean
@@ -87,6 +91,8 @@ class Slot(ABC):
     time_limit: int | None = None
     """Control steps after which episodes of its task are cut off; None: `SimulatorSpec.max_episode_steps`, which is
     never exceeded."""
+    perturbs: frozenset[str] = frozenset()
+    """Kinds of `EpisodeSpec.perturb` that its `reset` and `observe` follow, beside those of `SlotSimulator`."""
 
     @abstractmethod
     def reset(self, episode: EpisodeSpec) -> None:
@@ -122,6 +128,8 @@ class Slot(ABC):
         return
 
 
+FOR_ALL = frozenset({"noise", "words"})
+"""Kinds of perturbation that `SlotSimulator` does for every slot."""
 FIRST_ACTIONS = 256
 """Actions of an episode for which there is room at first."""
 
@@ -134,6 +142,8 @@ class _Seat:
         self.slot: Slot | None = None
         self.episode: EpisodeSpec | None = None
         self.task_description = ""
+        self.noise: ImageNoise | None = None
+        """That of the episode's images; None without."""
         self.steps = 0
         self.over = True
         self.says_success = False
@@ -175,6 +185,8 @@ class SlotSimulator(ABC):
     """
 
     spec: SimulatorSpec
+    perturbs_episodes = True
+    """Whether it follows `EpisodeSpec.perturb`, or refuses what it cannot do."""
 
     def __init__(
         self,
@@ -255,7 +267,7 @@ class SlotSimulator(ABC):
             slot = self._playing(seat).slot
             assert slot is not None
             with timed_rendering():
-                images.append(slot.render())
+                images.append(_with_noise(seat, slot.render()[None])[0])
         return np.stack(images)
 
     def close(self) -> None:
@@ -300,7 +312,12 @@ class SlotSimulator(ABC):
             self._switch(seat, episode.task)
         seat.episode, seat.steps, seat.task_description = episode, 0, self.spec.tasks[episode.task]
         seat.says_success = False
+        seat.noise = None
         assert seat.slot is not None
+        if episode.perturb:
+            check_perturbations(episode, self.spec, FOR_ALL | seat.slot.perturbs)
+            seat.task_description = paraphrased(seat.task_description, episode.seed, episode.perturb)
+            seat.noise = ImageNoise.of(episode.seed, episode.perturb)
         return seat.slot
 
     def _switch(self, seat: _Seat, task: str) -> None:
@@ -376,7 +393,7 @@ class SlotSimulator(ABC):
             entry = int(np.argmin(np.isfinite(proprio)))
             seat.over = True
             raise NotFiniteError(f"{seat.where()}: proprio[{entry}] is {proprio[entry]}, want a finite number")
-        seat.images, seat.proprio = images, proprio
+        seat.images, seat.proprio = None if images is None else _with_noise(seat, images), proprio
 
     def _observation(self, seats: Sequence[_Seat]) -> Observation:
         """Return the last observations of `seats` as one batch."""
@@ -394,10 +411,7 @@ class SlotSimulator(ABC):
         snapshot = slot.snapshot()
         header: dict[str, Any] = {
             "simulator": type(self).__name__,
-            "task": episode.task,
-            "start_state": episode.start_state,
-            "seed": episode.seed,
-            "group": episode.group,
+            **episode.to_plain(),
             "steps": seat.steps,
             "action_dim": self.spec.action_dim,
             "over": seat.over,
@@ -410,8 +424,7 @@ class SlotSimulator(ABC):
         """Restore the episode of `state` at `seat`; returns whether it equals the saved one."""
         header, arrays = unpack(state)
         self._check_header(header)
-        names = ("task", "start_state", "seed", "group")
-        episode = EpisodeSpec(**{name: header[name] for name in names})
+        episode = EpisodeSpec.from_plain(header)
         if header["saved_by"] == "snapshot":
             self._restore_snapshot(seat, episode, arrays)
             seat.steps, seat.over = header["steps"], header["over"]
@@ -450,6 +463,28 @@ class SlotSimulator(ABC):
                 f"the state has {header['action_dim']} action dims and {header['steps']} steps, this simulator "
                 f"{want[0]} action dims and at most {want[1]} steps"
             )
+
+
+def _with_noise(seat: _Seat, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return images `[V, H, W, 3]` of a seat as its episode shows them."""
+    return images if seat.noise is None else seat.noise.apply(images, seat.steps)
+
+
+def check_perturbations(episode: EpisodeSpec, spec: SimulatorSpec, able: Iterable[str]) -> None:
+    """Raise `UserError` if an episode is perturbed in a way that its simulator is not able to do."""
+    can = [kind for kind in able if kind != "noise" or spec.cameras]
+    for kind, _ in episode.perturb:
+        if kind not in can:
+            raise UserError(
+                f"episodes of {episode.task!r} cannot be perturbed by {kind!r} here (possible: "
+                f"{', '.join(sorted(can)) or 'nothing'}): leave it out of env.perturb and eval.perturb"
+            )
+    text = spec.tasks[episode.task]
+    if level_of(episode.perturb, "words") and not has_paraphrases(text):
+        raise UserError(
+            f"there are no paraphrases of {text!r}, the task description of {episode.task!r}: leave words out of "
+            f"env.perturb and eval.perturb, or begin it with a verb such as {', '.join(known_verbs()[:4])}"
+        )
 
 
 def check_slots(slots: Sequence[int], count: int) -> None:

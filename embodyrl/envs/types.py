@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.envs.perturb.kinds import Perturbation, checked
 from embodyrl.errors import UserError, did_you_mean
 
 MOST_ACTION = 2.0**24
@@ -37,6 +38,25 @@ class EpisodeSpec:
     """Seed of everything random inside the simulator during the episode, 0 .. 2**63 - 1. Shared by a group as well."""
     group: int = 0
     """Group of episodes that are compared with each other."""
+    perturb: Perturbation = ()
+    """Kinds of perturbation and their levels 1 .. 5, as in `(("camera", 2), ("noise", 1))`; drawn from `seed`."""
+
+    def __post_init__(self) -> None:
+        """Check the perturbation."""
+        if self.perturb:
+            object.__setattr__(self, "perturb", checked(self.perturb))
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> EpisodeSpec:
+        """Return the episode that `to_plain` described; other entries are left out."""
+        names = ("task", "start_state", "seed", "group", "perturb")
+        return cls(**{name: plain[name] for name in names if name in plain})
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the episode as values of JSON; without perturbations as it was before there were any."""
+        numbers = {name: int(getattr(self, name)) for name in ("start_state", "seed", "group")}
+        changes = {"perturb": [list(pair) for pair in self.perturb]} if self.perturb else {}
+        return {"task": self.task, **numbers, **changes}
 
 
 @dataclass(frozen=True, kw_only=True)

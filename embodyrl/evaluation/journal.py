@@ -48,6 +48,13 @@ class Command:
     """A config was given in Python, which the folder does not hold."""
     directory: str
     """Working directory, from which relative paths lead."""
+    perturb: dict[str, list[int]] | None = None
+    """Levels of each kind of perturbation whose effect is evaluated, see `robustness.grid_of`; None: it is not."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as values of JSON."""
+        plain = asdict(self)
+        return {name: value for name, value in plain.items() if name != "perturb" or value is not None}
 
     def missing(self) -> list[str]:
         """Return the policies and protocols that are relative paths and lead nowhere from here."""
@@ -113,7 +120,7 @@ class Journal:
             if is_journal(folder):
                 _refuse_others(folder, _read(folder), facts)
             else:
-                asked = {"embodyrl": __version__, "command": asdict(command), **facts}
+                asked = {"embodyrl": __version__, "command": command.to_plain(), **facts}
                 write_whole(folder / ASKED_FILE, json.dumps(asked, indent=1) + "\n")
             self._rows = list(_rows(folder / EPISODES_FILE))
             # A line per write: what a killed process leaves is a part of the last line at most.

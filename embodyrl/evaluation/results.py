@@ -244,11 +244,11 @@ class Comparison:
             ],
         }
 
-    def write(self, folder: Path) -> Path:
-        """Write results.json into a folder, which is made if it is missing; returns its path."""
+    def write(self, folder: Path, further: Mapping[str, Any]) -> Path:
+        """Write results.json, with further entries, into a folder, which is made if it is missing; returns its path."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE
-        write_whole(path, json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n")
+        write_whole(path, json.dumps(self.as_json() | dict(further), indent=1, allow_nan=False) + "\n")
         return path
 
 

@@ -7,7 +7,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -18,6 +18,7 @@ from embodyrl.config.build import differences, flat
 from embodyrl.config.infos import model_info, simulator_info
 from embodyrl.config.issues import COMMAND_LINE, Location, dotted
 from embodyrl.config.schema import Config
+from embodyrl.envs.perturb.kinds import Perturbation
 from embodyrl.errors import shell_command
 from embodyrl.evaluation.journal import ASKED_FILE, Command, Journal, digest_of, is_journal
 from embodyrl.evaluation.protocols import OWN, Protocol, ProtocolError, as_overrides, find, parts_of
@@ -91,6 +92,8 @@ class Plan:
     """Settings that it takes from another policy's config, so that both play the same: its own value, and that."""
     table: str = ""
     """See `Row.table`."""
+    perturb: Perturbation = ()
+    """What its episodes are perturbed by, in place of `eval.perturb`; (): as that says."""
 
     @property
     def name(self) -> str:
@@ -109,9 +112,8 @@ class Plan:
 
     def same_as(self, other: Plan) -> bool:
         """Return whether another evaluation plays the same episodes with the same policy and settings."""
-        return self.policy == other.policy and [part.config for part in self.parts] == [
-            part.config for part in other.parts
-        ]
+        own, others = ([part.config for part in each.parts] for each in (self, other))
+        return (self.policy, self.perturb, own) == (other.policy, other.perturb, others)
 
 
 # ------------------------------------------------------------------------------------------------------------- planning
@@ -329,6 +331,10 @@ def acting(part: Part) -> Iterator[tuple[Simulators, HybridEngine]]:
         yield manager, build_acting(part.config, manager, part.weights)
 
 
+Opens = Callable[[Part], AbstractContextManager[tuple["Simulators", "HybridEngine"]]]
+"""Starts the simulators of a part and loads its policy, for the length of a block."""
+
+
 def play_in(
     manager: Simulators,
     engine: HybridEngine,
@@ -361,11 +367,13 @@ class EvaluationRun:
         plan: of it.
         number: among the evaluations of its journal.
         journal: has the episodes that an earlier process played, and gets those of this one; None: nothing is kept.
+        opens: starts simulators and policy of a part.
     """
 
     plan: Plan
     number: int = 0
     journal: Journal | None = None
+    opens: Opens = acting
     _records: dict[tuple[int, int], EpisodeRecord] = field(default_factory=dict)
     """By the numbers of the part and of the episode in it."""
     _seconds: dict[int, float] = field(default_factory=dict)
@@ -376,6 +384,11 @@ class EvaluationRun:
         from embodyrl.runner.evaluation import held_out_episodes
 
         self._episodes = [held_out_episodes(part.config) for part in self.plan.parts]
+        if self.plan.perturb:
+            perturb = self.plan.perturb
+            self._episodes = [
+                [dataclasses.replace(each, perturb=perturb) for each in every] for every in self._episodes
+            ]
         for number in range(len(self.plan.parts)):
             self._take_over(number)
 
@@ -405,7 +418,7 @@ class EvaluationRun:
         return self.row()
 
     def _play(self, number: int, part: Part, missing: Sequence[int]) -> None:
-        with acting(part) as (manager, engine):
+        with self.opens(part) as (manager, engine):
             begun, before = time.perf_counter(), self._seconds.get(number, 0.0)
 
             def hear(index: int, record: EpisodeRecord) -> None:
@@ -485,16 +498,19 @@ class Study:
         _check(command)
         if out is not None:
             _check_folder(out, goes_on=goes_on)
-        overrides, protocols = command.overrides, command.protocols
-        self._plans = [plan(load, overrides, command.policy, name) for name in protocols]
+        self._plans = self._planned(load, load_other)
+
+    def _planned(self, load: Load, load_other: Load | None) -> list[Plan]:
+        """Return the evaluations to play, those that others are compared with before them."""
+        overrides, protocols, command = self._command.overrides, self._command.protocols, self._command
+        plans = [plan(load, overrides, command.policy, name) for name in protocols]
         if command.other is not None and load_other is not None:
-            self._plans = [
+            plans = [
                 each
-                for first, name in zip(self._plans, protocols, strict=True)
+                for first, name in zip(plans, protocols, strict=True)
                 for each in _pair(first, beside(first, load_other, overrides, command.other, name))
             ]
-        if len(protocols) == 1:
-            self._plans = [dataclasses.replace(each, table="") for each in self._plans]
+        return [dataclasses.replace(each, table="") for each in plans] if len(protocols) == 1 else plans
 
     def run(self) -> Comparison:
         """Play everything; returns what came of it. An interruption says what there is, and writes it, first.
@@ -519,10 +535,11 @@ class Study:
                             dataclasses.replace(same, label=each.label, protocol=each.protocol, table=each.table)
                         )
                         continue
-                    playing = EvaluationRun(plan=each, number=number, journal=journal)
+                    playing = EvaluationRun(plan=each, number=number, journal=journal, opens=self._opened)
                     self._say(self._beginning(playing))
                     rows.append(playing.run())
                     playing = None
+                    self._ended(rows)
                     self._write(rows)
             except BaseException:
                 self._give_up([*rows, playing.row()] if playing is not None and playing.has_episodes else rows)
@@ -530,6 +547,21 @@ class Study:
             found = Comparison(rows=tuple(rows))
             self._show(found)
             return found
+
+    def _opened(self, part: Part) -> AbstractContextManager[tuple[Simulators, HybridEngine]]:
+        """Start the simulators of a part and load its policy."""
+        return acting(part)
+
+    def _ended(self, rows: Sequence[Row]) -> None:
+        """Say what came of the last of some evaluations, where that is not left to the end."""
+
+    def _text(self, found: Comparison) -> str:
+        """Return the tables."""
+        return found.text()
+
+    def _kept(self, found: Comparison) -> dict[str, Any]:
+        """Return further entries of results.json."""
+        return {}
 
     def _beginning(self, playing: EvaluationRun) -> str:
         kept = f": {playing.taken_over} of {playing.plan.episodes} episodes were played" if playing.taken_over else ""
@@ -552,7 +584,7 @@ class Study:
     def _give_up(self, rows: Sequence[Row]) -> None:
         """Say and write what an interrupted study has."""
         if rows:
-            self._say(f"interrupted; what there is:\n{Comparison(rows=tuple(rows)).text()}")
+            self._say(f"interrupted; what there is:\n{self._text(Comparison(rows=tuple(rows)))}")
             self._write(rows)
         if self._out is not None:
             self._say(f"next: {shell_command('resume', self._out)}")
@@ -560,7 +592,7 @@ class Study:
     def _write(self, rows: Sequence[Row]) -> Path | None:
         missing = len(rows) < len(self._plans)
         found = Comparison(rows=tuple(rows), complete=not missing)
-        return None if self._out is None else found.write(self._out)
+        return None if self._out is None else found.write(self._out, self._kept(found))
 
     def _show(self, found: Comparison) -> None:
         self._say(found.text())
@@ -622,6 +654,7 @@ def _facts(plans: Sequence[Plan]) -> dict[str, Any]:
             "protocol": None if each.protocol is None else each.protocol.name,
             "weights": digests[each.policy],
             "parts": [_decisive(part) for part in each.parts],
+            **({"perturb": [list(pair) for pair in each.perturb]} if each.perturb else {}),
         }
         for each in plans
     ]

@@ -16,6 +16,7 @@ from embodyrl.config.schema import Episodes, RolloutConfig, Schedule
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import Simulators, StepResult
+from embodyrl.envs.perturb.words import with_paraphrases
 from embodyrl.models.policy import ActOutput
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import EpisodeSource, EpisodeTracker, FinalObservations, FinishedEpisode, Rollout
@@ -99,6 +100,7 @@ class Collector:
         following: keep the observations that are in no row, see `FinalObservations`.
         first_slot: number in the run of this process's slot 0.
         slots: of the run; None: only those of this process.
+        paraphrases: episodes may show paraphrases of their task description.
         hooks: change actions and results, each what the one before it has left.
     """
 
@@ -114,6 +116,7 @@ class Collector:
         following: bool = False,
         first_slot: int = 0,
         slots: int | None = None,
+        paraphrases: bool = False,
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.manager = manager
@@ -125,7 +128,8 @@ class Collector:
         self.first_slot = first_slot
         self._slots_of_run = manager.num_envs if slots is None else slots
         self.clock = engine.clock
-        self.task_descriptions = list(dict.fromkeys(manager.spec.tasks.values()))
+        own = list(manager.spec.tasks.values())
+        self.task_descriptions = list(dict.fromkeys(with_paraphrases(own) if paraphrases else own))
         self._whole = config.episodes is Episodes.whole
         self._columns = manager.num_envs * config.episodes_per_slot
         """Columns of a batch: the first episodes of all slots, then their second ones, and so on."""

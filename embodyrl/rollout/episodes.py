@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.config.schema import PerturbationLevels, TrainingPerturbations
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import StepResult
 from embodyrl.rollout.batch import TrajectoryBatch
@@ -19,7 +20,7 @@ from embodyrl.tracking.intervals import outcomes
 
 class EpisodeSource:
     """Training episodes. Episode `e` of group `g` depends only on (seed, g, e), so schedule, number of processes and
-    number of ranks change no episode.
+    number of ranks change no episode. Levels of perturbation that still grow depend on the iteration as well.
 
     Args:
         tasks: task names to draw from.
@@ -27,42 +28,95 @@ class EpisodeSource:
         group_size: consecutive slots that play the same episodes.
         seed: the run's seed.
         first_slot: number in the run of this rank's slot 0.
+        perturb: `env.perturb`.
     """
 
     def __init__(
-        self, *, tasks: Sequence[str], start_states: int, group_size: int, seed: int, first_slot: int = 0
+        self,
+        *,
+        tasks: Sequence[str],
+        start_states: int,
+        group_size: int,
+        seed: int,
+        first_slot: int = 0,
+        perturb: TrainingPerturbations | None = None,
     ) -> None:
         self._tasks = list(tasks)
         self._start_states = start_states
         self._group_size = group_size
         self._seed = seed
         self._first_slot = first_slot
+        self._perturb = perturb
+        self._grown = 0
+        """Iterations over which levels have grown, at most `env.perturb.ramp`."""
         # The collector asks for a slot's next episode at every step.
         self._of_group = lru_cache(maxsize=4096)(self._draw)
 
     def episode(self, slot: int, number: int) -> EpisodeSpec:
         """Return episode `number` (0, 1, ...) of a slot."""
-        return self._of_group((self._first_slot + slot) // self._group_size, number)
+        return self._of_group((self._first_slot + slot) // self._group_size, number, self._grown)
 
-    def _draw(self, group: int, number: int) -> EpisodeSpec:
+    def begin(self, iteration: int) -> None:
+        """Let episodes that begin from now on have the levels of an iteration, 0, 1, ..."""
+        self._grown = 0 if self._perturb is None else min(iteration, self._perturb.ramp)
+
+    def _draw(self, group: int, number: int, grown: int) -> EpisodeSpec:
         draw = np.random.default_rng(derive_seed(self._seed, "train", group, number))
         return EpisodeSpec(
             task=self._tasks[int(draw.integers(len(self._tasks)))],
             start_state=int(draw.integers(self._start_states)),
             seed=int(draw.integers(2**63 - 1)),
             group=group,
+            perturb=self._perturbation(group, number, grown),
         )
 
+    def _perturbation(self, group: int, number: int, grown: int) -> tuple[tuple[str, int], ...]:
+        settings = self._perturb
+        if settings is None:
+            return ()
+        # Numbers of its own: tasks and start states are those of a run without perturbations.
+        draw = np.random.default_rng(derive_seed(self._seed, "train/perturb", group, number))
+        if draw.random() >= settings.share:
+            return ()
+        share = grown / settings.ramp if settings.ramp else 1.0
+        return tuple((kind, 1 + int((level - 1) * share)) for kind, level in drawn_levels(settings, draw))
 
-def evaluation_episodes(*, tasks: Sequence[str], first_start_state: int, count: int, seed: int) -> list[EpisodeSpec]:
+
+def drawn_levels(settings: PerturbationLevels, draw: np.random.Generator) -> list[tuple[str, int]]:
+    """Draw a level for each kind that is named."""
+    named = {
+        "camera": settings.camera,
+        "light": settings.light,
+        "texture": settings.texture,
+        "layout": settings.layout,
+        "robot": settings.robot,
+        "noise": settings.noise,
+        "words": settings.words,
+    }
+    return [(kind, int(draw.integers(own[0], own[-1] + 1))) for kind, own in named.items() if own]
+
+
+def evaluation_episodes(
+    *,
+    tasks: Sequence[str],
+    first_start_state: int,
+    count: int,
+    seed: int,
+    perturb: PerturbationLevels | None = None,
+) -> list[EpisodeSpec]:
     """Return the evaluation episodes, the same for every evaluation of a run: tasks in turn, each of them from start
-    states `first_start_state`, `first_start_state + 1`, ..."""
+    states `first_start_state`, `first_start_state + 1`, ...; all of them perturbed, or none."""
+    drawn: list[list[tuple[str, int]]] = [[] for _ in range(count)]
+    if perturb is not None:
+        seeds = (derive_seed(seed, "eval/perturb", number) for number in range(count))
+        drawn = [drawn_levels(perturb, np.random.default_rng(each)) for each in seeds]
     return [
         EpisodeSpec(
             task=tasks[number % len(tasks)],
             start_state=first_start_state + number // len(tasks),
             seed=derive_seed(seed, "eval", number),
             group=number,
+            perturb=tuple(drawn[number]),
         )
         for number in range(count)
     ]

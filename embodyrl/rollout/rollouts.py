@@ -55,6 +55,8 @@ class Rollouts(ABC):
         """Whole groups that were collected beyond what an update needed, for the next one."""
         self.waiting: list[Rollout] = []
         """Rollouts that were collected ahead of learning, the oldest first."""
+        self.iteration = 0
+        """Number of the present iteration, from 0."""
         self.iterations_left = 1
         """Iterations until the end of the run, the present one included: as many rollouts are needed at least."""
 

@@ -165,7 +165,10 @@ class WorkersRollouts(Rollouts):
             with self.clock.measure(Phase.sync):
                 self._senders[self._place].send(version)
             self._sent = version
-        return RolloutRequest(version=version, place=self._place, restarts=self._restarts)
+        ahead = len(self.waiting) + self._under_way
+        return RolloutRequest(
+            version=version, place=self._place, restarts=self._restarts, iteration=self.iteration + ahead
+        )
 
     def _reports(self, requests: Sequence[Request], after: int = 0) -> list[Report]:
         """Wait for the workers' reports, and note what they say; the time of waiting is divided as by the slowest.

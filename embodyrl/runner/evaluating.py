@@ -52,7 +52,9 @@ class Evaluations:
         if not self._has_evaluated:
             before = "" if self.progress.iteration else " before training"
             episodes = counted(self.config.eval.episodes, "episode")
-            self.message(f"evaluating{before}: {episodes} on held-out start states ...")
+            perturb = self.config.eval.perturb
+            how = "" if perturb is None else f", perturbed ({', '.join(perturb.ranges)})"
+            self.message(f"evaluating{before}: {episodes} on held-out start states{how} ...")
             self._has_evaluated = True
         with task("evaluating"):
             finished = self.rollouts.evaluate(recorded, video)

@@ -231,6 +231,7 @@ def held_out_episodes(config: Config) -> list[EpisodeSpec]:
         first_start_state=config.eval.first_start_state,
         count=config.eval.episodes,
         seed=config.seed,
+        perturb=config.eval.perturb,
     )
 
 

@@ -113,7 +113,7 @@ class Lock:
         texts = {
             "format": FORMAT,
             "iteration": self.iteration,
-            "episode": asdict(seen.episode),
+            "episode": seen.episode.to_plain(),
             "steps": seen.steps,
             "task_descriptions": [moment.observation.task_descriptions[0] for moment in moments],
             "renderer": dict(seen.renderer),
@@ -165,7 +165,7 @@ class Lock:
         if not moments:
             raise ValueError("it holds no observation")
         seen = RecordedStart(
-            episode=EpisodeSpec(**texts["episode"]),
+            episode=EpisodeSpec.from_plain(texts["episode"]),
             moments=moments,
             actions=list(tensors["actions"].numpy()),
             proprio=list(tensors["proprio"].numpy()) if "proprio" in tensors else [],

@@ -130,6 +130,7 @@ class Runner:
             warn=self.context.warnings.warn,
         )
         start = time.perf_counter()
+        self.rollouts.iteration = self.progress.iteration
         self.rollouts.iterations_left = self.config.run.iterations - self.progress.iteration
         with task(f"iteration {iteration.number}"), self.clock.measure(Phase.train):
             self.pipeline.run(iteration)  # time that no inner phase claims counts as learning

@@ -55,7 +55,9 @@ class LocalEnvs:
             group_size=config.rollout.group_size,
             seed=config.seed,
             first_slot=first,
+            perturb=config.env.perturb,
         )
+        self._source = source
         self.collector = Collector(
             manager,
             engine,
@@ -66,6 +68,7 @@ class LocalEnvs:
             following=needs.replay is not None,
             first_slot=first,
             slots=config.env.num_envs,
+            paraphrases=config.env.perturb is not None and bool(config.env.perturb.words),
             hooks=[*self._hooks(source, expert)],
         )
         self.seen: RecordedStart | None = None
@@ -90,8 +93,10 @@ class LocalEnvs:
         if (judge := judge_of(config, num_envs, self.engine.device)) is not None:
             yield judge
 
-    def collect(self, zeros: Zeros = np.zeros, *, random: bool = False) -> Rollout:
-        """Run the policy in training mode, or choose random actions; see `Collector.collect`."""
+    def collect(self, zeros: Zeros = np.zeros, *, random: bool = False, iteration: int = 0) -> Rollout:
+        """Run the policy in training mode, or choose random actions, in a rollout of an iteration; see
+        `Collector.collect`."""
+        self._source.begin(iteration)
         # One block around all chunks: sharded weights are gathered once, not for every `act`.
         with self.engine.rollout_mode():
             return self.collector.collect(zeros, "random" if random else self._mode)
@@ -154,7 +159,7 @@ class LocalRollouts(Rollouts):
 
     def collect(self, *, random: bool = False) -> Rollout:
         """See `Rollouts`."""
-        own = self.share.collect(random=random)
+        own = self.share.collect(random=random, iteration=self.iteration)
         # The batches travel between ranks here, so waiting for the slowest rank counts as communication.
         with self.clock.measure(Phase.sync):
             return gather_rollouts(own, self.exchange, self.share.config.rollout.episodes_per_slot)

@@ -11,13 +11,19 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 from gymnasium.vector.utils import batch_space
 
 from embodyrl.envs import SimulatorSpec
+from embodyrl.envs.perturb.words import with_paraphrases
 
 __all__ = ["action_space", "batch_space", "observation_space"]
 
 
-def observation_space(spec: SimulatorSpec) -> Space[Any]:
+def observation_space(spec: SimulatorSpec, *, paraphrases: bool = False) -> Space[Any]:
     """Return the space of an env's observation: a Box of the state if that is all there is, else a Dict of what there
-    is."""
+    is.
+
+    Args:
+        spec: of the simulator.
+        paraphrases: episodes may show paraphrases of their task description.
+    """
     proprio = Box(-np.inf, np.inf, (spec.proprio_dim,), np.float32) if spec.proprio_dim else None
     if proprio is not None and not spec.cameras:
         return proprio
@@ -26,7 +32,8 @@ def observation_space(spec: SimulatorSpec) -> Space[Any]:
         spaces["images"] = Box(0, 255, (spec.num_images, *spec.image_size, 3), np.uint8)
     if proprio is not None:
         spaces["proprio"] = proprio
-    texts = list(spec.tasks.values())
+    own = list(spec.tasks.values())
+    texts = with_paraphrases(own) if paraphrases else own
     longest, letters = max(map(len, texts)), frozenset("".join(texts)) | frozenset(string.printable)
     spaces["task_description"] = Text(max(longest, 1), min_length=0, charset=letters)
     return Dict(spaces)

@@ -66,6 +66,8 @@ class RolloutRequest:
     """Which memory has them."""
     restarts: int
     """Simulator processes that have been replaced in the whole run."""
+    iteration: int = 0
+    """Of the rollout, from 0: the one that learns from it, unless iterations need several."""
 
 
 class RolloutWorker:
@@ -144,7 +146,7 @@ class RolloutWorker:
             if len(self._shared) == len(self._receivers):
                 self._shared.popleft().close()
             self._shared.append(SharedColumns(self.address.place.machine, self._server))
-            return self._shared[-1].share(self.share.collect(self._shared[-1].zeros))
+            return self._shared[-1].share(self.share.collect(self._shared[-1].zeros, iteration=request.iteration))
 
         return self._reported(work, request)
 

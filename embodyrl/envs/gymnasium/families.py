@@ -52,6 +52,8 @@ class Family:
     """How a step's info tells success; None: it does not."""
     time_limit: int | None = None
     """Control steps after which its package ends episodes; None: what its ids are registered with."""
+    start: Function | None = None
+    """`module:function` that lets a reset begin with the robot in another pose, see `starts`; None: there is no way."""
     on_mujoco: bool = True
     """Whether MuJoCo simulates it, so that states are snapshots; else they are replayed."""
 
@@ -96,6 +98,7 @@ FAMILIES: dict[str, Family] = {
         summary="MuJoCo locomotion and control of Gymnasium (v5): HalfCheetah, Ant, Humanoid, Reacher, ...",
         requires=_extra("mujoco", "mujoco", "imageio"),
         modules=(MUJOCO, "gymnasium.envs.mujoco"),
+        start="embodyrl.envs.gymnasium.starts:of_mujoco",
         ids="(Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|InvertedPendulum|InvertedDoublePendulum|Reacher"
         "|Swimmer|Walker2d)-v[45]|Pusher-v5",  # Pusher-v4 needs MuJoCo 2
         descriptions={
@@ -195,6 +198,7 @@ FAMILIES: dict[str, Family] = {
         modules=("embodyrl.envs.gymnasium.adapters.robosuite:load",),
         tasks="embodyrl.envs.gymnasium.adapters.robosuite:known_tasks",
         make="embodyrl.envs.gymnasium.adapters.robosuite:make",
+        start="embodyrl.envs.gymnasium.starts:of_robosuite",
         time_limit=1000,
         descriptions={
             "Lift": "lift the cube",

@@ -11,6 +11,8 @@ from embodyrl.config.issues import ConfigIssue, MissingDependency
 from embodyrl.envs.gymnasium.families import OWN_PACKAGES, family, task_description
 from embodyrl.envs.gymnasium.tasks import (
     GYMNASIUM,
+    OBSERVATION,
+    RENDER,
     Facts,
     known_tasks,
     limit_of,
@@ -70,6 +72,20 @@ class GymnasiumInfo(MuJoCoInfo[GymnasiumConfig]):
         except Exception:  # of any kind, by code of its own
             return None
         return max((limit_of(env.name, task) for task in env.tasks if task in known), default=None)
+
+    def perturbations(self, env: GymnasiumConfig) -> list[str]:
+        """Return the kinds of perturbation that it can do: with cameras of a MuJoCo scene those of its look."""
+        of = family(env.name)
+        has_scene = of is None or of.on_mujoco
+        scene = [each for each in env.cameras if each not in (RENDER, OBSERVATION)] if has_scene else []
+        shown = [*self._shown(env), "layout"] if scene and self._has_scene(env) else []
+        return [*shown, *(["robot"] if of and of.start else []), *super().perturbations(env)]
+
+    def _has_scene(self, env: GymnasiumConfig) -> bool:
+        """Return whether MuJoCo simulates the tasks; of `gymnasium` only Gymnasium's own are known."""
+        if family(env.name) is not None:
+            return True
+        return all(own_tasks().get(task, "mujoco") == "mujoco" for task in env.tasks)
 
     def check_here(self, config: Config) -> Iterator[ConfigIssue]:
         """Yield an issue for each task that is registered neither by Gymnasium nor by a plug-in, for each whose package

@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import gymnasium
@@ -34,7 +35,10 @@ from embodyrl.envs.gymnasium.tasks import Facts, known_tasks, limit_of, why_not_
 from embodyrl.envs.gymnasium.views import Views
 from embodyrl.envs.mujoco import physics
 from embodyrl.envs.mujoco.rendering import Renderers
+from embodyrl.envs.mujoco.scene_changes import KINDS as SHOWN
+from embodyrl.envs.mujoco.scene_changes import SceneChanges
 from embodyrl.envs.options import GymnasiumConfig
+from embodyrl.envs.perturb.kinds import level_of
 from embodyrl.envs.types import MOST_ACTION, ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UnknownNameError, UserError
 from embodyrl.registry import load_target
@@ -106,13 +110,28 @@ class GymnasiumSlot(Slot):
         self._steps = 0
         self._return = 0.0
         self._observation: Any = None
+        self._start = of.start if of else None
+        self.perturbs = (SHOWN if self.views.scene_cameras else frozenset()) | ({"robot"} if self._start else set())
         self.views.check()
 
     def reset(self, episode: EpisodeSpec) -> None:
         """Reset with `episode.start_state` as the seed; `episode.seed` seeds everything drawn afterwards."""
-        self._observation, _ = self._interface.reset(episode.start_state)
+        with self._moved_robot(episode):
+            self._observation, _ = self._interface.reset(episode.start_state)
+        self.views.changes = None
+        if episode.perturb and self.views.scene_cameras:
+            inner = self._env.unwrapped
+            self.views.changes = SceneChanges.begin(episode, inner.model, inner.data, self.views.scene_cameras)
         self._interface.reseed(episode.seed)
         self._steps, self._return = 0, 0.0
+
+    def _moved_robot(self, episode: EpisodeSpec) -> AbstractContextManager[None]:
+        """Return a block in which a reset begins with the robot's pose of an episode."""
+        level = level_of(episode.perturb, "robot")
+        if not level or self._start is None:
+            return nullcontext()
+        begun: AbstractContextManager[None] = load_target(self._start)(self._env, episode.seed, level)
+        return begun
 
     def step(self, action: NDArray[np.float32]) -> Transition:
         """Execute `action [D]`."""

@@ -13,6 +13,10 @@ from embodyrl.errors import near_match
 
 GYMNASIUM = "gymnasium"
 """`env.name` of any environment that Gymnasium knows."""
+RENDER = "render"
+"""Camera that is the environment's `render()`."""
+OBSERVATION = "observation"
+"""Camera that is the whole observation, where that is an image."""
 
 
 def known_tasks(simulator: str = GYMNASIUM) -> list[str]:

@@ -13,17 +13,13 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import RenderError, check_cameras
+from embodyrl.envs.gymnasium.tasks import OBSERVATION, RENDER
 from embodyrl.envs.images import resize
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import Renderer, Renderers
+from embodyrl.envs.mujoco.scene_changes import SceneChanges
 from embodyrl.envs.options import GymnasiumConfig, RenderQuality
 from embodyrl.errors import UserError, did_you_mean
-
-RENDER = "render"
-"""Camera that is the environment's `render()`."""
-
-OBSERVATION = "observation"
-"""Camera that is the whole observation, where that is an image."""
 
 ENVIRONMENT_STATE = "environment_state"
 """Usual name of the entry of a Dict observation that is the state of the environment."""
@@ -55,6 +51,10 @@ class Views:
         parts = dict(_parts(space)) if self._has_parts else {OBSERVATION: space}
         images = sorted(name for name, part in parts.items() if _is_image(part))
         self._scene = [name for name in scene_cameras(env) if name not in images]
+        self.scene_cameras = [name for name in config.cameras if name in self._scene]
+        """Those of `env.cameras` that are cameras of the MuJoCo scene."""
+        self.changes: SceneChanges | None = None
+        """What the episode changes in the look of the scene; None: nothing."""
         check_cameras(config.cameras, [*images, *self._scene, RENDER], task)
         self._numbers = {name: part for name, part in parts.items() if name not in images}
         for name, part in self._numbers.items():
@@ -152,7 +152,7 @@ class Views:
         with physics_kept(self._env):
             if (mark_goals := getattr(env, "_render_callback", None)) is not None:
                 mark_goals()
-            return renderer.render(env.data, camera)
+            return renderer.render(env.data, camera, self.changes)
 
     def _part(self, observation: Any, name: str) -> Any:
         """Return the part of an observation that `_parts` calls `name`."""

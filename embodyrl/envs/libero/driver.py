@@ -36,6 +36,7 @@ from embodyrl.envs.libero import pro
 from embodyrl.envs.libero.tasks import package
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.options import SettleGripper
+from embodyrl.envs.perturb.kinds import Perturbation, level_of
 from embodyrl.errors import UserError
 
 REST = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
@@ -43,6 +44,9 @@ REST = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 
 SETTLING = {SettleGripper.open: REST, SettleGripper.still: np.zeros(7, np.float32)}
 """The action while objects come to rest, by `env.settle_gripper`."""
+
+TO_REST = 10
+"""Control steps in which objects come to rest, before some are moved."""
 
 T = TypeVar("T")
 
@@ -175,6 +179,7 @@ class Driver:
         robot = self._env.robots[0]
         self._gripper = robot.gripper
         self._arm, self._fingers = robot._ref_joint_actuator_indexes, robot._ref_gripper_joint_pos_indexes
+        self._arm_joints = np.array(robot._ref_joint_pos_indexes)
         self._hand = self.model.body(robot.robot_model.eef_name).id
         self._grip = robot.eef_site_id
         self._finger_actuators = robot._ref_joint_gripper_actuator_indexes
@@ -213,6 +218,18 @@ class Driver:
         self._env._post_process()
         self._clock, self._sampled = 2 * self._env.model_timestep, True
         self._sample(data.qpos.copy())
+
+    def reset_perturbed(self, number: int, state: NDArray[np.float64], seed: int, perturb: Perturbation) -> None:
+        """Start from a state in which robot and objects are elsewhere than in a flattened one, see `starts`."""
+        from embodyrl.envs.libero.starts import Start
+
+        self.reset(number, state)  # which places the fixtures
+        if level_of(perturb, "layout"):  # some official states have objects above the table, and touch nothing yet
+            for _ in range(TO_REST):
+                self.step(REST)
+            state = np.concatenate([state[:1], self.data.qpos, np.zeros(self.model.nv)])
+        fixtures = [each.root_body for each in self._env.fixtures_dict.values()]
+        self.reset(number, Start(self.model, self._arm_joints, fixtures, state).moved(seed, perturb))
 
     def step(self, action: NDArray[np.float32]) -> bool:
         """Execute one action `[7]`; returns whether the task is solved.

@@ -73,6 +73,12 @@ class LiberoInfo(MuJoCoInfo[LiberoConfig]):
         """Return the number of the official start state, 0 .. 49."""
         return official_state(start_state, env)
 
+    def perturbations(self, env: LiberoConfig) -> list[str]:
+        """Return the kinds of perturbation that it can do: all; without the fast driver those of images and words."""
+        if env.driver is Driver.upstream:
+            return list(super().perturbations(env))
+        return [*self._shown(env), "layout", "robot", *super().perturbations(env)]
+
     def assets(self) -> tuple[str, str]:
         """Return the location of LIBERO's meshes and textures, and the remedy if they are missing."""
         try:

@@ -24,6 +24,8 @@ from embodyrl.envs.libero.driver import SETTLING
 from embodyrl.envs.libero.tasks import CAMERAS
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import Renderer, Renderers
+from embodyrl.envs.mujoco.scene_changes import KINDS as SHOWN
+from embodyrl.envs.mujoco.scene_changes import SceneChanges
 from embodyrl.envs.options import Driver, LiberoConfig, Proprio
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 FOR_PEOPLE = "agentview"
 """Camera of images for people if the policy has none."""
+
+PLACED = frozenset({"robot", "layout"})
+"""Kinds of perturbation that decide where an episode begins, see `starts`."""
 
 COLLISION_SHAPES = 0
 """Group of collision shapes, which LIBERO does not render."""
@@ -123,12 +128,13 @@ class LiberoSlot(Slot):
         self._driver = driver.Driver(files.scene, assets)
         self._size = config.image_size[0], config.image_size[1]
         self._appearance = self._driver.appearance()
+        self._changes: SceneChanges | None = None
+        self.perturbs = PLACED | (SHOWN if config.cameras else frozenset())
         self.proprio_dim = len(self._proprio())
 
     def reset(self, episode: EpisodeSpec) -> None:
         """Start from the official state of `episode.start_state`; LIBERO draws nothing random afterwards."""
-        number = tasks.official_state(episode.start_state, self._config)
-        self._driver.reset(number, self._states[number])
+        self._begin(episode)
         for _ in range(self._config.settle_steps):
             self._driver.step(SETTLING[self._config.settle_gripper])
 
@@ -148,9 +154,21 @@ class LiberoSlot(Slot):
 
     def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
         """Continue from a snapshot of `episode`."""
-        number = tasks.official_state(episode.start_state, self._config)
-        self._driver.reset(number, self._states[number])
+        self._begin(episode)
         self._driver.restore(snapshot)
+
+    def _begin(self, episode: EpisodeSpec) -> None:
+        """Start, before objects come to rest."""
+        number = tasks.official_state(episode.start_state, self._config)
+        if any(kind in PLACED for kind, _ in episode.perturb):
+            self._driver.reset_perturbed(number, self._states[number], episode.seed, episode.perturb)
+        else:
+            self._driver.reset(number, self._states[number])
+        self._changes = None
+        if episode.perturb:
+            cameras = [CAMERAS[camera] for camera in self._config.cameras]
+            with self._driver.scene() as scene:
+                self._changes = SceneChanges.begin(episode, self._driver.model, scene, cameras)
 
     def render(self) -> NDArray[np.uint8]:
         """Render the policy's first camera `[H, W, 3]`, else LIBERO's camera `agentview`."""
@@ -167,7 +185,7 @@ class LiberoSlot(Slot):
         """Render one camera, turned as in public evaluations: the right way up, left and right swapped."""
         renderer = self._renderers.get(self._appearance, self._make_renderer)
         with self._driver.scene() as scene:
-            return np.ascontiguousarray(renderer.render(scene, CAMERAS[camera])[:, ::-1])
+            return np.ascontiguousarray(renderer.render(scene, CAMERAS[camera], self._changes)[:, ::-1])
 
     def _make_renderer(self) -> Renderer:
         renderer = Renderer(self._driver.model, *self._size, self._config.render_quality)

@@ -228,7 +228,7 @@ class _Server:
         """Return the episodes of a message: its fields, null for none, true for the one that was sent last."""
         for slot, each in zip(slots, sent, strict=True):
             if each is not True:
-                self._episodes[slot] = None if each is None else EpisodeSpec(**each)
+                self._episodes[slot] = None if each is None else EpisodeSpec.from_plain(each)
         return [self._episodes[slot] for slot in slots]
 
 

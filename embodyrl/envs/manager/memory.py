@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from embodyrl.envs.perturb.kinds import packed
+from embodyrl.envs.perturb.words import with_paraphrases
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.placement.launcher import Worker
 from embodyrl.placement.transport.segment import Segment
@@ -23,7 +25,8 @@ _ALIGNMENT = 64
 RESULTS = ("rewards", "success", "success_known", "terminated", "truncated", "steps")
 """Fields of a record that are the result of a chunk."""
 NEXT_FIELDS = ("start_state", "seed", "group")
-"""Integer fields of an EpisodeSpec; each has an array `next_<field>`. The task travels as `next_task_index`."""
+"""Integer fields of an EpisodeSpec; each has an array `next_<field>`. The task travels as `next_task_index`, kinds and
+levels of perturbation as one number, `next_perturb`."""
 
 
 IMAGES = ("images_0", "images_1")
@@ -88,7 +91,7 @@ def layout(spec: SimulatorSpec, num_slots: int, chunk_size: int, *, every_step: 
         "bank": ((num_slots,), np.dtype("int8")),
         "stepping": ((num_slots,), np.dtype("bool")),
         "has_next": ((num_slots,), np.dtype("bool")),
-        **{f"next_{name}": ((num_slots,), np.dtype("int64")) for name in ("task_index", *NEXT_FIELDS)},
+        **{f"next_{name}": ((num_slots,), np.dtype("int64")) for name in ("task_index", "perturb", *NEXT_FIELDS)},
     }
     if spec.cameras:
         images = (spec.num_images, *spec.image_size, 3)
@@ -373,8 +376,48 @@ class Writer:
         if episode.task not in self._tasks:
             raise ValueError(f"env {slot}: task {episode.task!r} is not one of {self._tasks}")
         self._memory["next_task_index"][slot] = self._tasks.index(episode.task)
+        self._memory["next_perturb"][slot] = packed(episode.perturb)
         for name in NEXT_FIELDS:
             self._memory[f"next_{name}"][slot] = getattr(episode, name)
+
+
+class TaskDescriptions:
+    """Task descriptions and their numbers: those of the tasks, and after them their paraphrases, which are made when
+    the first is needed.
+
+    Args:
+        own: those of the tasks, in the order of `SimulatorSpec.tasks`.
+    """
+
+    def __init__(self, own: Sequence[str]) -> None:
+        self._texts = self._own = list(own)
+        self._numbers = _numbers(self._own)
+
+    def texts(self, numbers: Sequence[int]) -> list[str]:
+        """Return the task descriptions with these numbers."""
+        if max(numbers, default=0) >= len(self._own):
+            self._complete()
+        return [self._texts[number] for number in numbers]
+
+    def numbers(self, texts: Sequence[str]) -> list[int]:
+        """Return the numbers of these task descriptions.
+
+        Raises:
+            KeyError: one is of no task.
+        """
+        if not self._numbers.keys() >= set(texts):
+            self._complete()
+        return [self._numbers[text] for text in texts]
+
+    def _complete(self) -> None:
+        if self._texts is self._own:
+            self._texts = with_paraphrases(self._own)
+            self._numbers = _numbers(self._texts)
+
+
+def _numbers(texts: Sequence[str]) -> dict[str, int]:
+    """Return the numbers of texts; the first of equal ones counts, so that a task keeps its own."""
+    return {text: number for number, text in reversed(list(enumerate(texts)))}
 
 
 class Reader:
@@ -382,7 +425,7 @@ class Reader:
 
     def __init__(self, memory: SharedArrays, task_descriptions: list[str]) -> None:
         self._memory = memory
-        self._task_descriptions = task_descriptions
+        self._task_descriptions = TaskDescriptions(task_descriptions)
         self._has_proprio, self._has_images = "proprio" in memory, "final_images" in memory
         self._kept = [name for name in ("step_images", "step_proprio") if name in memory]
 
@@ -396,7 +439,7 @@ class Reader:
         return Observation(
             images=self._images(chosen),
             proprio=records["proprio"] if self._has_proprio else None,
-            task_descriptions=[self._task_descriptions[task] for task in records["task_index"].tolist()],
+            task_descriptions=self._task_descriptions.texts(records["task_index"].tolist()),
         )
 
     def final_observation(
@@ -409,10 +452,9 @@ class Reader:
             images[was_reset] = self._memory["final_images"][chosen.index[was_reset]]
         if now.proprio is not None:
             proprio = np.where(was_reset[:, None], records["final_proprio"], now.proprio)
-        tasks = [
-            self._task_descriptions[task]
-            for task in np.where(was_reset, records["final_task_index"], records["task_index"]).tolist()
-        ]
+        tasks = self._task_descriptions.texts(
+            np.where(was_reset, records["final_task_index"], records["task_index"]).tolist()
+        )
         return Observation(images=images, proprio=proprio, task_descriptions=tasks)
 
     def step_observations(self, chosen: Selection) -> dict[str, NDArray[Any]]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.manager.manager import InvalidResult
-from embodyrl.envs.manager.memory import RESULTS, StepResult
+from embodyrl.envs.manager.memory import RESULTS, StepResult, TaskDescriptions
 from embodyrl.envs.manager.pool import TooManyDeaths
 from embodyrl.envs.types import Observation
 from embodyrl.errors import RunError, UserError
@@ -91,8 +91,7 @@ class Results:
     """
 
     def __init__(self, descriptions: Sequence[str]) -> None:
-        self._descriptions = list(descriptions)
-        self._number = {text: number for number, text in enumerate(self._descriptions)}
+        self._descriptions = TaskDescriptions(descriptions)
 
     def of_observation(self, observation: Observation, prefix: str = "") -> Message:
         """Return the message with an observation."""
@@ -101,14 +100,14 @@ class Results:
             arrays[prefix + "proprio"] = observation.proprio
         if observation.images is not None:
             arrays[prefix + "images"] = observation.images
-        return Message({prefix + "tasks": [self._number[text] for text in observation.task_descriptions]}, arrays)
+        return Message({prefix + "tasks": self._descriptions.numbers(observation.task_descriptions)}, arrays)
 
     def observation(self, message: Message, prefix: str = "") -> Observation:
         """Return the observation of a message."""
         return Observation(
             images=message.arrays.get(prefix + "images"),
             proprio=message.arrays.get(prefix + "proprio"),
-            task_descriptions=[self._descriptions[number] for number in message.header[prefix + "tasks"]],
+            task_descriptions=self._descriptions.texts(message.header[prefix + "tasks"]),
         )
 
     def of_step(self, result: StepResult) -> Message:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embodyrl.envs.manager.memory import NEXT_FIELDS, Slots, StepResult, Work
+from embodyrl.envs.manager.memory import Slots, StepResult, Work
 from embodyrl.envs.manager.messages import Message, Place, Results, error_of, own_memory
 from embodyrl.envs.types import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.files import Closing
@@ -303,7 +303,7 @@ class RemoteManager(Closing):
         sent: list[Any] = []
         for slot, episode in zip(slots, episodes, strict=True):
             known = slot in self._told and self._told[slot] is episode
-            sent.append(True if known else None if episode is None else _fields(episode))
+            sent.append(True if known else None if episode is None else episode.to_plain())
             self._told[slot] = episode
         return sent
 
@@ -355,11 +355,6 @@ def described(plain: Any) -> SimulatorSpec:
     ):
         raise ValueError(f"{spec} describes no simulator")
     return spec
-
-
-def _fields(episode: EpisodeSpec) -> dict[str, Any]:
-    # They may be numbers of numpy.
-    return {"task": episode.task, **{name: int(getattr(episode, name)) for name in NEXT_FIELDS}}
 
 
 def _numbers(slots: Slots) -> list[int]:

@@ -18,8 +18,10 @@ from embodyrl.config.infos import simulator_info
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.base import WrongResult, described, wrong_images, wrong_proprio
 from embodyrl.envs.images import Frames, renderer_names, rendering_seconds
-from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, RESULTS, Layout, SharedArrays
+from embodyrl.envs.manager.memory import IMAGES, NEXT_FIELDS, RESULTS, Layout, SharedArrays, TaskDescriptions
+from embodyrl.envs.perturb.kinds import unpacked
 from embodyrl.envs.types import ChunkResult, EpisodeSpec, Observation, Simulator, SimulatorSpec, nothing_executed
+from embodyrl.errors import UserError
 from embodyrl.placement.plan import WorkerSpec
 from embodyrl.placement.transport.segment import Segment
 from embodyrl.registry import SIMULATORS
@@ -71,11 +73,7 @@ class EnvWorker:
         self._frame_count = config.frames
         self._frames = Frames(config.frames) if config.frames > 1 else None
         self._tasks = list(self._simulator.spec.tasks)
-        # Reversed, so that of tasks with the same description the first keeps its index.
-        self._index_of_description = {
-            task_description: index
-            for index, task_description in reversed(list(enumerate(self._simulator.spec.tasks.values())))
-        }
+        self._task_descriptions = TaskDescriptions(list(self._simulator.spec.tasks.values()))
         self._memory: SharedArrays | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
         self._kept: list[str] = []
@@ -240,7 +238,13 @@ class EnvWorker:
 
     def _next_episode(self, slot: int) -> EpisodeSpec:
         numbers = {name: int(self._arrays[f"next_{name}"][slot]) for name in NEXT_FIELDS}
-        return EpisodeSpec(task=self._tasks[self._arrays["next_task_index"][slot]], **numbers)
+        perturb = unpacked(int(self._arrays["next_perturb"][slot]))
+        if perturb and not getattr(self._simulator, "perturbs_episodes", False):
+            raise UserError(
+                f"simulator {self._name!r} does not perturb episodes: leave out env.perturb and eval.perturb, or build "
+                "it on embodyrl.envs.base.SlotSimulator"
+            )
+        return EpisodeSpec(task=self._tasks[self._arrays["next_task_index"][slot]], perturb=perturb, **numbers)
 
     def _write_result(self, slots: Sequence[int], result: ChunkResult) -> None:
         if not isinstance(result, ChunkResult):
@@ -289,7 +293,7 @@ class EnvWorker:
         if self._shown[0] == task_descriptions:
             return self._shown[1]
         try:
-            indices = np.array([self._index_of_description[each] for each in task_descriptions], np.int64)
+            indices = np.array(self._task_descriptions.numbers(task_descriptions), np.int64)
             self._shown = list(task_descriptions), indices
             return indices
         except KeyError as error:

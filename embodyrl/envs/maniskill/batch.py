@@ -19,12 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import (
+    FOR_ALL,
     EpisodeOverError,
     NotFiniteError,
     RenderError,
     SimulatorError,
     check_actions,
     check_episodes,
+    check_perturbations,
     check_slots,
     check_task_list,
     check_tasks,
@@ -34,6 +36,8 @@ from embodyrl.envs.images import timed_rendering
 from embodyrl.envs.maniskill import loading
 from embodyrl.envs.maniskill.loading import action_fields, description_of, specification, start_of
 from embodyrl.envs.options import ManiSkillConfig, Proprio
+from embodyrl.envs.perturb.noise import ImageNoise
+from embodyrl.envs.perturb.words import described as paraphrased
 from embodyrl.envs.states import StateError, pack, unpack
 from embodyrl.envs.types import ActionField, ChunkResult, EpisodeSpec, Observation, nothing_executed
 from embodyrl.errors import UserError
@@ -231,6 +235,8 @@ class ManiSkillBatch:
         UserError: the task, a camera or an option does not exist, there are several tasks, or a requirement is missing.
     """
 
+    perturbs_episodes = True
+
     def __init__(self, config: ManiSkillConfig, num_slots: int, build: Build = ManiSkillScenes) -> None:
         check_task_list(config.tasks, "maniskill")
         check_tasks(config.tasks, sorted(loading.load().REGISTERED_ENVS), "maniskill")
@@ -253,6 +259,9 @@ class ManiSkillBatch:
         self._held = np.tile((self._low + self._high) / 2, (num_slots, 1)).astype(np.float32)
         """Last action of each slot `[N, D]`, repeated while others step."""
         self._episodes: list[EpisodeSpec | None] = [None] * num_slots
+        self._noise: list[ImageNoise | None] = [None] * num_slots
+        self._shown = [self.spec.tasks[self._task]] * num_slots
+        """Task description of each slot."""
         self._steps = np.zeros(num_slots, np.int32)
         self._over = np.ones(num_slots, np.bool_)
         self._closed = False
@@ -305,7 +314,7 @@ class ManiSkillBatch:
         parsed = [self._parsed(state) for state in states]
         for slot, (header, _) in zip(slots, parsed, strict=True):
             # Starting the episode restores what the task itself keeps of it, a goal for instance.
-            self._start(slot, EpisodeSpec(**{name: header[name] for name in ("task", "start_state", "seed", "group")}))
+            self._start(slot, EpisodeSpec.from_plain(header))
         for slot, (header, arrays) in zip(slots, parsed, strict=True):
             self._proprio[slot] = arrays.pop("proprio")
             self._steps[slot], self._over[slot] = header["steps"], header["over"]
@@ -344,10 +353,18 @@ class ManiSkillBatch:
         check_tasks([episode.task], self.spec.tasks, "this simulator")
         self._over[slot] = True  # remains if the start fails
         self._episodes[slot], self._steps[slot] = episode, 0
+        self._perturb(slot, episode)
         self._held[slot] = (self._low + self._high) / 2
         self._scenes.start(slot, episode)
         self._proprio[slot] = self._scenes.proprio()[slot]
         self._over[slot] = False
+
+    def _perturb(self, slot: int, episode: EpisodeSpec) -> None:
+        """Prepare what an episode shows otherwise than it is."""
+        if episode.perturb:
+            check_perturbations(episode, self.spec, FOR_ALL)
+        self._noise[slot] = ImageNoise.of(episode.seed, episode.perturb)
+        self._shown[slot] = paraphrased(self.spec.tasks[self._task], episode.seed, episode.perturb)
 
     def _run(self, slots: NDArray[np.int64], actions: NDArray[np.float32], result: ChunkResult) -> None:
         """Execute a chunk and fill `result`; scenes that must not move are restored at its end."""
@@ -400,6 +417,9 @@ class ManiSkillBatch:
         if self._images is not None:
             with timed_rendering():
                 self._images[list(slots)] = self._scenes.images()[list(slots)]
+            for slot in slots:
+                if (noise := self._noise[slot]) is not None:
+                    self._images[slot] = noise.apply(self._images[slot], int(self._steps[slot]))
 
     def _observation(self, slots: Sequence[int]) -> Observation:
         """Return the last observations of `slots` as one batch."""
@@ -407,7 +427,7 @@ class ManiSkillBatch:
         return Observation(
             images=None if self._images is None else self._images[chosen],
             proprio=self._proprio[chosen],
-            task_descriptions=[self.spec.tasks[self._task]] * len(chosen),
+            task_descriptions=[self._shown[slot] for slot in chosen],
         )
 
     def _save(self, slot: int, rows: dict[str, NDArray[np.float32]]) -> bytes:
@@ -415,10 +435,7 @@ class ManiSkillBatch:
         assert episode is not None
         header = {
             "simulator": type(self).__name__,
-            "task": episode.task,
-            "start_state": episode.start_state,
-            "seed": episode.seed,
-            "group": episode.group,
+            **episode.to_plain(),
             "steps": int(self._steps[slot]),
             "over": bool(self._over[slot]),
         }

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import mujoco
@@ -26,6 +27,8 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation  # type: ignore[import-untyped]
 
 from embodyrl.envs.mujoco.physics import is_view
+from embodyrl.envs.perturb.kinds import generator, hand_offset, level_of, towards_edge
+from embodyrl.envs.types import EpisodeSpec
 
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 """The state that decides the rest of the simulation."""
@@ -70,12 +73,22 @@ def make(task: str) -> Any:
     return env
 
 
-def reset(env: Any, start_state: int) -> NDArray[np.float64]:
+def reset(env: Any, start_state: int, perturb: Start | None = None) -> NDArray[np.float64]:
     """Start an episode of a `make` environment laid out by `start_state`; returns the observation `[39]`.
 
     The same generator is used for both of MetaWorld's resets: with a frozen task, too, both draw the same layout.
+
+    Args:
+        env: the environment.
+        start_state: decides the layout.
+        perturb: where robot and objects begin otherwise; None: nowhere.
     """
     env.curr_path_length = 0
+    with nullcontext() if perturb is None else perturb.applied(env):
+        return _begin(env, start_state)
+
+
+def _begin(env: Any, start_state: int) -> NDArray[np.float64]:
     _lay_out(env, start_state)
     mujoco.mj_resetData(env.model, env.data)
     env.np_random = np.random.default_rng(start_state)
@@ -84,6 +97,45 @@ def reset(env: Any, start_state: int) -> NDArray[np.float64]:
     observation[18:36] = env._prev_obs
     _place(env.model, env.data)
     return observation
+
+
+LAYOUTS = 50
+"""Draws of a layout in one reset that are moved; a task draws again while objects are too close to each other, and some
+could not be moved apart."""
+
+
+class Start:
+    """Where the robot and the objects of an episode begin otherwise.
+
+    Args:
+        episode: whose kinds `robot` and `layout` are followed.
+    """
+
+    def __init__(self, episode: EpisodeSpec) -> None:
+        self._episode = episode
+
+    @contextmanager
+    def applied(self, env: Any) -> Iterator[None]:
+        """Let resets of an environment begin so, for the length of a block."""
+        own, level = env.hand_init_pos, level_of(self._episode.perturb, "robot")
+        if level:
+            offset = hand_offset(level, generator(self._episode.seed, "robot"))
+            env.hand_init_pos = np.clip(own + offset, env.mocap_low, env.mocap_high)
+        env.moved_layout = self._moved if level_of(self._episode.perturb, "layout") else None
+        self._left = {True: LAYOUTS, False: LAYOUTS}
+        try:
+            yield
+        finally:
+            env.hand_init_pos, env.moved_layout = own, None
+
+    def _moved(self, env: Any, layout: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a layout that is nearer to the edge of those that the task draws."""
+        self._left[env.layout_only] -= 1
+        if self._left[env.layout_only] < 0:
+            return layout
+        level, random = level_of(self._episode.perturb, "layout"), generator(self._episode.seed, "layout")
+        space = env._random_reset_space
+        return towards_edge(level, random, layout, space.low, space.high)
 
 
 def _lay_out(env: Any, start_state: int) -> None:
@@ -171,6 +223,8 @@ class _Driver:
     """Smallest and largest observation `[39]`, to which steps clip."""
     layout_only = False
     """Whether a reset only lays out the model."""
+    moved_layout: Callable[[Any, NDArray[np.float64]], NDArray[np.float64]] | None = None
+    """Moves the layout that a reset has drawn; None: it stays."""
     remembers: frozenset[str]
     """Names of the arrays of task attributes that every snapshot has."""
 
@@ -242,6 +296,14 @@ class _Driver:
             current[start : start + 3] = positions[3 * index : 3 * index + 3]
             current[start + 3 : start + 7] = quaternions[4 * index : 4 * index + 4]
         return current
+
+    def _get_state_rand_vec(self) -> NDArray[np.float64]:
+        """Draw the layout of an episode: positions of objects and goal."""
+        drawn: NDArray[np.float64] = super()._get_state_rand_vec()  # type: ignore[misc]
+        if self.moved_layout is not None:
+            drawn = self.moved_layout(self, drawn)
+            self._last_rand_vec = drawn
+        return drawn
 
     def _reset_hand(self, steps: int = 50) -> None:
         """Move the end effector to its start by simulating `steps`, or by restoring the cached result."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from embodyrl.envs.metaworld.tasks import ACTION_DIM, CAMERAS, PROPRIO_DIM, STEP_LIMIT, STEPS_PER_S, TASKS
 from embodyrl.envs.mujoco.info import MuJoCoInfo
-from embodyrl.envs.options import MetaWorldConfig
+from embodyrl.envs.options import Driver, MetaWorldConfig
 
 
 class MetaWorldInfo(MuJoCoInfo[MetaWorldConfig]):
@@ -33,6 +33,11 @@ class MetaWorldInfo(MuJoCoInfo[MetaWorldConfig]):
     def control_frequency(self, env: MetaWorldConfig) -> float:
         """Return the control steps per second [Hz]."""
         return STEPS_PER_S / env.action_repeat
+
+    def perturbations(self, env: MetaWorldConfig) -> list[str]:
+        """Return the kinds of perturbation that it can do: all; without the fast driver none of where things begin."""
+        placed = ["layout", "robot"] if env.driver is Driver.fast else []
+        return [*self._shown(env), *placed, *super().perturbations(env)]
 
     def time_limit(self, env: MetaWorldConfig) -> int:
         """Return the most actions of an episode."""

@@ -26,6 +26,9 @@ from embodyrl.envs.metaworld.tasks import (
 )
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import Renderer, Renderers
+from embodyrl.envs.mujoco.scene_changes import KINDS as SHOWN
+from embodyrl.envs.mujoco.scene_changes import PREFIX as CHANGES
+from embodyrl.envs.mujoco.scene_changes import SceneChanges
 from embodyrl.envs.options import Driver, MetaWorldConfig
 from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
@@ -41,6 +44,9 @@ KEPT_RENDERERS = 10
 
 REST = np.zeros(4, np.float32)
 """The action without motion."""
+
+PLACED = frozenset({"robot", "layout"})
+"""Kinds of perturbation that decide where an episode begins."""
 
 OBSERVATION = "observation"
 """Name of the last observation in a snapshot."""
@@ -117,10 +123,16 @@ class MetaWorldSlot(Slot):
         self._size = config.image_size[0], config.image_size[1]
         self._proprio_dim = PROPRIO_DIM[config.proprio]
         self._observation: NDArray[np.float64] = np.zeros(39)
+        self._changes: SceneChanges | None = None
+        self.perturbs = (SHOWN - PLACED if config.cameras else frozenset()) | (
+            PLACED if config.driver is Driver.fast else frozenset()
+        )
 
     def reset(self, episode: EpisodeSpec) -> None:
         """Place goal and objects by `episode.start_state`; MetaWorld draws nothing random afterwards."""
-        self._observation = self._driver.reset(self._env, episode.start_state)
+        start = [self._driver.Start(episode)] if any(kind in PLACED for kind, _ in episode.perturb) else []
+        self._observation = self._driver.reset(self._env, episode.start_state, *start)
+        self._changes = SceneChanges.begin(episode, self._env.model, self._env.data, self._config.cameras)
         self._env.np_random = np.random.default_rng(episode.seed)
         for _ in range(self._config.settle_steps):
             self._observation, *_ = self._env.step(REST)
@@ -145,14 +157,17 @@ class MetaWorldSlot(Slot):
         """Return the state of physics, layout and task, a few kilobytes; None with the upstream driver."""
         if self._config.driver is Driver.upstream:
             return None
-        return {**self._driver.snapshot(self._env), OBSERVATION: self._observation.copy()}
+        shown = {} if self._changes is None else self._changes.arrays()
+        return {**self._driver.snapshot(self._env), **shown, OBSERVATION: self._observation.copy()}
 
     def restore(self, episode: EpisodeSpec, snapshot: Mapping[str, NDArray[Any]]) -> None:
         """Continue from a snapshot of `episode`."""
         if self._config.driver is Driver.upstream:
             raise ValueError("it was saved with env.driver = 'fast', and env.driver = 'upstream' cannot restore it")
         observation = snapshot[OBSERVATION]
-        self._driver.restore(self._env, {name: array for name, array in snapshot.items() if name != OBSERVATION})
+        own = {name: array for name, array in snapshot.items() if name != OBSERVATION and not name.startswith(CHANGES)}
+        self._driver.restore(self._env, own)
+        self._changes = SceneChanges.restored(episode, self._env.model, snapshot)
         self._observation = observation.copy()
         self._env.np_random = np.random.default_rng(episode.seed)
 
@@ -166,7 +181,7 @@ class MetaWorldSlot(Slot):
         quality = self._config.render_quality
         renderer = self._renderers.get((self._task, size), lambda: Renderer(self._env.model, *size, quality))
         renderer.options.sitegroup[:] = SHOWN_SITES if self._config.show_goals else 0
-        image = renderer.render(self._env.data, camera)
+        image = renderer.render(self._env.data, camera, self._changes)
         return np.ascontiguousarray(image[::-1, ::-1]) if CAMERAS[camera] else image
 
 

@@ -16,12 +16,14 @@ import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs.base import RenderError
+from embodyrl.envs.mujoco.scene_changes import SceneChanges
 from embodyrl.envs.options import RenderQuality
 from embodyrl.errors import UserError
 from embodyrl.placement.graphics import OPENGL, RenderingCheck, graphics_variables
@@ -219,7 +221,7 @@ class Renderer:
         self._finalizer = weakref.finalize(self, _release, self._gl, self._context)
         self._finalizer.atexit = False
 
-    def render(self, data: Any, camera: str) -> NDArray[np.uint8]:
+    def render(self, data: Any, camera: str, changes: SceneChanges | None = None) -> NDArray[np.uint8]:
         """Render the scene in state `data` from a camera of its model, as a new array `[H, W, 3]`.
 
         Equal states give equal images, bit for bit, whatever was rendered before.
@@ -227,6 +229,7 @@ class Renderer:
         Args:
             data: a `mujoco.MjData` of a model made from the same XML as the renderer's.
             camera: name of a camera in the model.
+            changes: what the episode changes in the look of the scene, for this image alone; None: nothing.
 
         Raises:
             KeyError: the model has no such camera.
@@ -235,7 +238,10 @@ class Renderer:
         self._gl.make_current()
         self._camera.fixedcamid = model.camera(camera).id
         everything = mujoco.mjtCatBit.mjCAT_ALL
-        mujoco.mjv_updateScene(model, data, self.options, None, self._camera, everything, self._scene)
+        with nullcontext() if changes is None else changes.applied(model, data, self._camera.fixedcamid):
+            mujoco.mjv_updateScene(model, data, self.options, None, self._camera, everything, self._scene)
+        if changes is not None:
+            changes.add_shapes(self._scene)
         view = mujoco.MjrRect(0, 0, self._size[1], self._size[0])
         image = np.empty((*self._size, 3), np.uint8)
         mujoco.mjr_render(view, self._scene, self._context)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import task_descriptions
+from embodyrl.config.rules import shown_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowInfo, FlowSizes
@@ -134,7 +134,7 @@ def _check_prompts(config: Config, model: Gr00tConfig, files: CheckpointFiles) -
             image_token=sizes.image_token,
             images=len(config.env.cameras),
             pieces=sizes.image_tokens,
-            tasks=task_descriptions(config).values(),
+            tasks=shown_descriptions(config),
             listed=model.listed_task,
             padding=model.padding,
             length=model.prompt_length,

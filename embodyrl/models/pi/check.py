@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import task_descriptions
+from embodyrl.config.rules import shown_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
@@ -242,7 +242,7 @@ def _check_prompts(
         yield ConfigIssue(path, f"{path}: {error}")
         return
     try:
-        prompts.check(task_descriptions(config).values(), written_numbers(model, states, sizes.state_dim))
+        prompts.check(shown_descriptions(config), written_numbers(model, states, sizes.state_dim))
     except PolicyError as error:
         yield ConfigIssue("model.prompt_length", str(error))
 

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import task_descriptions
+from embodyrl.config.rules import shown_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowInfo, FlowSizes
@@ -123,7 +123,7 @@ def _check_folder(config: Config, model: SmolVLAConfig) -> Iterator[ConfigIssue]
     length = model.prompt_length or architecture.prompt_length
     prompts = Prompts(tokenizer, pad=architecture.pad_token, length=length)
     try:
-        for task in task_descriptions(config).values():
+        for task in shown_descriptions(config):
             prompts.ids(task)
     except PolicyError as error:
         yield ConfigIssue("model.prompt_length", str(error))

@@ -17,13 +17,15 @@ from markupsafe import Markup
 
 from embodyrl.config.rules import described_tasks, known_tasks
 from embodyrl.files import write_whole
-from embodyrl.runs import CONFIG_FILE, GRAPH_FILE, VIDEOS
+from embodyrl.runs import CONFIG_FILE, GRAPH_FILE, ROBUSTNESS, VIDEOS
 from embodyrl.runs.metrics import Row, seconds_of
 from embodyrl.runs.record import EvaluationRecord, RunRecord
+from embodyrl.runs.robustness import VIDEO_FILE, read_robustness
 from embodyrl.screen import counted, rounded
 from embodyrl.tracking.clock import Phase
 from embodyrl.tracking.report.charts import MOST_STACKS, PHASE_COLOURS, Item, chart, library, stacks
 from embodyrl.tracking.report.compare import by_task, changes_from_defaults
+from embodyrl.tracking.report.robustness import robustness_svg
 from embodyrl.tracking.report.series import CURVES, curves_of
 
 EMBEDDED_MIB = 8.0
@@ -102,6 +104,7 @@ def page_of(run: RunRecord, place: Path) -> str:
         descriptions=task_descriptions_of(run),
         episodes=failures_first(run.final),
         all_episodes=len(run.final.episodes) if run.final else 0,
+        robustness=robustness_of(run, place),
         videos=videos,
         gallery=gallery(run, videos),
         changes=changes_from_defaults(run.config),
@@ -251,6 +254,21 @@ def extremes(rows: Sequence[Row]) -> list[tuple[str, float, float, float, float]
             if value is not None and name != "iteration":
                 found.setdefault(name, []).append(value)
     return [(name, each[0], each[-1], min(each), max(each)) for name, each in sorted(found.items())]
+
+
+# ---- robustness
+
+
+def robustness_of(run: RunRecord, place: Path) -> dict[str, Any] | None:
+    """Return what `embodyrl eval --robustness` found of the run's policy: rows, figure, and the address of the video;
+    None if it was not asked for, or has not ended its first evaluations."""
+    rows = read_robustness(run.path)
+    if len(rows) < 2:
+        return None
+    video = run.path / ROBUSTNESS / VIDEO_FILE
+    address = quote(Path(os.path.relpath(video.absolute(), place)).as_posix()) if video.is_file() else ""
+    known = rows[0].success is not None
+    return {"rows": rows, "figure": Markup(robustness_svg(rows)) if known else "", "video": address}
 
 
 # ---- episodes and videos

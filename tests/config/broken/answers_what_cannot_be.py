@@ -8,7 +8,7 @@ from embodyrl.registry import SIMULATORS
 
 
 class Mistaken(SimulatorInfo[EnvConfig]):
-    """What is known, of which two answers cannot be."""
+    """What is known, of which three answers cannot be."""
 
     def time_limit(self, env: EnvConfig) -> int:
         """Name no step."""
@@ -17,6 +17,10 @@ class Mistaken(SimulatorInfo[EnvConfig]):
     def control_frequency(self, env: EnvConfig) -> Any:
         """Name a text."""
         return "20 Hz"
+
+    def perturbations(self, env: EnvConfig) -> Any:
+        """Name a kind, not a list of them."""
+        return "noise"
 
 
 SIMULATORS.register("mistaken", target="answers_what_cannot_be:Simulator", info=Mistaken, summary="")

@@ -119,6 +119,11 @@ class Robosuite(gymnasium.Env[Any, Any]):
         self.action_space = spaces.Box(low.astype(np.float32), high.astype(np.float32))
 
     @property
+    def robots(self) -> Any:
+        """The robots of robosuite, whose `init_qpos` is where they begin."""
+        return self._inner.robots
+
+    @property
     def model(self) -> Any:
         """The `mujoco.MjModel`."""
         return self._inner.sim.model._model
