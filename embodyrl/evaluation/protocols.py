@@ -101,6 +101,9 @@ class Protocol:
     aspects: tuple[Aspect, ...]
     models: tuple[str, ...] = ()
     """Models that it was published for; empty: any."""
+    variants: Mapping[str, Mapping[str, str]]
+    """What it plays besides a checkpoint's tasks, by name: the tasks instead of those that match, as patterns with an
+    asterisk at the end, `libero_goal/*: libero_goal_swap/*` for instance."""
 
     @property
     def short_name(self) -> str:
@@ -111,6 +114,16 @@ class Protocol:
     def executes_as_checkpoint(self) -> bool:
         """Whether the number of executed actions is the checkpoint's own."""
         return any(aspect.of_checkpoint for aspect in self.aspects)
+
+    def tasks_of(self, variant: str, tasks: Sequence[str]) -> list[str]:
+        """Return the tasks that a variant plays instead of some; those that none of its patterns match are left out."""
+        instead = self.variants[variant].items()
+        return [
+            new[:-1] + task.removeprefix(old[:-1])
+            for task in tasks
+            for old, new in instead
+            if task.startswith(old[:-1])
+        ]
 
     def settings_of(self, task: str, model: str, *, sees_images: bool) -> dict[str, Any]:
         """Return the settings for a task.
@@ -219,7 +232,10 @@ def _choices(simulator: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- reading
 
-_TOP = {"title", "simulator", "repository", "commit", "checked", "models", "episodes_per_task", "success", "aspects"}
+_TOP = {
+    *("title", "simulator", "repository", "commit", "checked", "models", "episodes_per_task", "success", "aspects"),
+    "variants",
+}
 _OF_ASPECT = {"says", "source", "set", "by_task", "models", "images_only", "of_checkpoint", "differs"}
 
 
@@ -255,7 +271,21 @@ def read(path: Path, name: str) -> Protocol:
         criterion=Criterion(criterion),
         aspects=tuple(_aspect(name, aspect, value) for aspect, value in aspects.items()),
         models=tuple(entries.get("models", list, default=[])),
+        variants={variant: _instead(name, variant, found) for variant, found in entries.mapping("variants").items()},
     )
+
+
+def _instead(protocol: str, variant: str, value: Any) -> Mapping[str, str]:
+    """Return the tasks of a variant, by those instead of which it plays them."""
+    place = f"variants.{variant}"
+    _Entries(protocol, place, value)
+    for old, new in value.items():
+        if not (old.endswith("*") and isinstance(new, str) and new.endswith("*")):
+            raise ProtocolError(
+                f"protocol {protocol}: {place}: {old!r}: {new!r} are no patterns of tasks that end in an asterisk, "
+                "as in libero_goal/*: libero_goal_swap/*"
+            )
+    return dict(value)
 
 
 def _aspect(protocol: str, name: str, value: Any) -> Aspect:

@@ -167,8 +167,8 @@ class Comparison:
         if len(tables) > 1:
             return "\n\n".join(f"{each.rows[0].table}\n\n{each.text()}" for each in tables)
         blocks = [self._rates()]
-        if len(self.rows) > 1:
-            blocks.append(self._differences())
+        if others := self._with_tasks_of_the_first():
+            blocks.append(self._differences(others))
         if len(self.tasks()) > 1:
             blocks.append(self._by_task())
         return "\n\n".join(blocks)
@@ -190,10 +190,15 @@ class Comparison:
             )
         return table(lines)
 
-    def _differences(self) -> str:
+    def _with_tasks_of_the_first(self) -> list[Row]:
+        """Return the further rows that play a task of the first; variants of a protocol play others."""
+        tasks = {record.task for record in self.rows[0].records}
+        return [row for row in self.rows[1:] if tasks & {record.task for record in row.records}]
+
+    def _differences(self, others: Sequence[Row]) -> str:
         first = self.rows[0].label
         lines = [(f"against {first}", "pairs", "difference", "95 % interval", "only it", "only other", "p")]
-        for row in self.rows[1:]:
+        for row in others:
             pairs = self.pairs(row)
             if pairs.count:
                 low, high = pairs.interval

@@ -59,6 +59,7 @@ RECORDED = 4
 """Episodes on a video of those that differ, if the config records none."""
 KEPT = ("seed", "env", "eval", "rollout", "model")
 """Sections of a config that results.json has."""
+ONE_TABLE = "a video shows two policies under one protocol: name one, or leave out the video"
 PHASES = ("time/simulate", "time/render", "time/infer", "time/preprocess", "time/record")
 """Times of an iteration that an evaluation needs as well."""
 
@@ -154,6 +155,19 @@ def plan(load: Load, overrides: Sequence[str], policy: str, protocol: str, *, la
     return Plan(
         label=label or found.short_name, policy=policy, protocol=found, base=config, parts=tuple(parts), given=given
     )
+
+
+def _variants(load: Load, overrides: Sequence[str], protocol: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield what a protocol plays besides a policy's tasks: its name in tables, and the user's overrides with its
+    tasks."""
+    if protocol == OWN:
+        return
+    config = load(overrides)[0].config
+    found = find(protocol, config.env.name)
+    others = [text for text in overrides if text.partition("=")[0] != "env.tasks"]
+    for variant in found.variants:
+        if tasks := found.tasks_of(variant, config.env.tasks):
+            yield f"{found.short_name} {variant}", [*others, *as_overrides({"env.tasks": tasks})]
 
 
 def _executed(config: Config, weights: Path | None) -> dict[str, Any]:
@@ -503,14 +517,21 @@ class Study:
     def _planned(self, load: Load, load_other: Load | None) -> list[Plan]:
         """Return the evaluations to play, those that others are compared with before them."""
         overrides, protocols, command = self._command.overrides, self._command.protocols, self._command
-        plans = [plan(load, overrides, command.policy, name) for name in protocols]
+        asked = [
+            (plan(load, texts, command.policy, name, label=label), name, texts)
+            for name in protocols
+            for label, texts in [(None, list(overrides)), *_variants(load, overrides, name)]
+        ]
+        plans = [first for first, _, _ in asked]
         if command.other is not None and load_other is not None:
+            if command.video is not None and len(asked) > 1:
+                raise ProtocolError(ONE_TABLE)
             plans = [
                 each
-                for first, name in zip(plans, protocols, strict=True)
-                for each in _pair(first, beside(first, load_other, overrides, command.other, name))
+                for first, name, texts in asked
+                for each in _pair(first, beside(first, load_other, texts, command.other, name))
             ]
-        return [dataclasses.replace(each, table="") for each in plans] if len(protocols) == 1 else plans
+        return [dataclasses.replace(each, table="") for each in plans] if len(asked) == 1 else plans
 
     def run(self) -> Comparison:
         """Play everything; returns what came of it. An interruption says what there is, and writes it, first.
@@ -623,7 +644,7 @@ def _check(command: Command) -> None:
     if not command.protocols:
         raise ProtocolError(f"no protocol: name one, or {OWN!r} for the checkpoint's own settings")
     if command.video is not None and len(command.protocols) > 1 and command.other is not None:
-        raise ProtocolError("a video shows two policies under one protocol: name one, or leave out the video")
+        raise ProtocolError(ONE_TABLE)
     if command.video is not None and command.other is None:
         raise ProtocolError("a video of protocols shows nothing new: give it without --protocol, or with --compare")
     if command.video is not None and any(text.replace(" ", "") == "eval.sample=true" for text in command.overrides):

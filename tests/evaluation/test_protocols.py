@@ -101,6 +101,26 @@ def test_horizons_in_libero_are_those_of_the_suite(suite: str) -> None:
     assert horizons == {"openpi": openpi[suite], "simplevla-rl": 512, "rlinf-openpi": rlinf[suite]}
 
 
+def test_variants_of_libero_pro_are_suites_that_there_are() -> None:
+    pytest.importorskip("libero")
+    from embodyrl.envs.libero.tasks import known_tasks
+
+    found = find("libero-pro", "libero")
+    played = [f"{suite}/{number}" for suite in LIBERO_SUITES for number in range(10)]
+    changed = [task for variant in found.variants for task in found.tasks_of(variant, played)]
+    assert len(set(changed)) == 160 and set(changed) <= set(known_tasks())
+    assert found.tasks_of("swap", ["libero_goal/3", "libero_90/1"]) == ["libero_goal_swap/3"]
+
+
+def test_variants_are_patterns(tmp_path: Path) -> None:
+    for text in ("{swap: {a/*: b}}", "{swap: {a: b/*}}", "{swap: {a/*: 3}}"):
+        path = written(tmp_path, f"{MINE}variants: {text}\n")
+        with pytest.raises(
+            ProtocolError, match=r"variants\.swap: 'a.* are no patterns of tasks that end in an asterisk"
+        ):
+            find(path, "gymnasium")
+
+
 def test_tasks_with_the_same_settings_are_played_together() -> None:
     tasks = ["libero_goal/0", "libero_10/0", "libero_goal/1"]
     parts = parts_of(find("openpi", "libero"), tasks, "pi0", sees_images=True)
