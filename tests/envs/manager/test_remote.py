@@ -431,7 +431,7 @@ def test_odd_answers_of_a_host_are_errors_that_name_it():
         "no envs": (None, Message({**DESCRIBED, "num_envs": 0})),
         "no deadline": (None, Message({**DESCRIBED, "step_timeout_s": float("1e300")})),
         "nothing seen": (lambda far: far.observe([0, 1]), good, Message()),
-        "no such task": (lambda far: far.observe([0, 1]), good, Message({"tasks": [0, 9]}, {"proprio": PROPRIO})),
+        "no such task": (lambda far: far.observe([0, 1]), good, Message({"tasks": [0, 99]}, {"proprio": PROPRIO})),
         "one env": (lambda far: far.observe([0, 1]), good, Message({"tasks": [0]}, {"proprio": PROPRIO[:1]})),
         "other sizes": (lambda far: far.observe([0, 1]), good, Message(SEEN, {"proprio": PROPRIO[:, :2]})),
         "other numbers": (lambda far: far.observe([0, 1]), good, Message(SEEN, {"proprio": PROPRIO.astype(int)})),
