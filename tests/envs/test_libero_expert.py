@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
+import libero_files
 import numpy as np
 import pytest
+from libero_files import needs_assets
 from numpy.typing import NDArray
 
 from embodyrl.config import ConfigError, load_config
@@ -15,7 +14,6 @@ from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.libero.pick_and_place import GRASPS, PickAndPlace
 from embodyrl.envs.libero.scene import read_scene
 from embodyrl.envs.libero.tasks import (
-    ASSETS_VARIABLE,
     ROBOT_STATE,
     known_tasks,
     read_states,
@@ -29,15 +27,12 @@ from embodyrl.registry import EXPERTS, SIMULATORS
 if SIMULATORS.entry("libero").missing():
     pytest.skip("LIBERO not installed", allow_module_level=True)
 
-ASSETS = Path(os.environ.get(ASSETS_VARIABLE) or Path(__file__).parents[2].parent / "shared/libero-assets/assets")
 BOWL, SOUP = "libero_spatial/2", "libero_object/0"
 PLAYED = [task for task in known_tasks() if EXPERTS.entry("libero").cannot_play([task]) is None]
 
-needs_assets = pytest.mark.skipif(not ASSETS.is_dir(), reason="LIBERO's assets are not there")
-
 
 def config(*tasks: str, **options) -> LiberoConfig:
-    return LiberoConfig(name="libero", tasks=list(tasks), assets=str(ASSETS), **options)
+    return LiberoConfig(name="libero", tasks=list(tasks), **options)
 
 
 def play(expert, simulator, episode: EpisodeSpec, *, pushed: bool = False, most: int = 220) -> tuple[bool, list]:
@@ -77,8 +72,10 @@ def test_it_solves_a_task_with_small_steps_and_after_a_push(task: str) -> None:
 def test_the_state_has_the_objects_in_the_order_of_the_task_file() -> None:
     from embodyrl.envs.libero.driver import Driver
 
+    place = libero_files.place()
+    assert place is not None
     for task in (BOWL, "libero_goal/4"):
-        scene, driver = read_scene(task_file(task)), Driver(task_file(task), ASSETS)
+        scene, driver = read_scene(task_file(task)), Driver(task_file(task), place)
         driver.reset(3, read_states(start_states_file(task))[3])
         with driver.scene() as at:
             state = np.concatenate([driver.robot(at), driver.objects(at)])
@@ -105,7 +102,7 @@ def test_other_tasks_are_refused_with_those_that_it_plays(task: str) -> None:
 
 
 def test_a_config_that_asks_it_for_another_task_is_refused() -> None:
-    given = ["env=libero/spatial", "eval.episodes=20", f"env.assets={ASSETS}", "rollout.chunk_size=1"]
+    given = ["env=libero/spatial", "eval.episodes=20", "rollout.chunk_size=1"]
     with pytest.raises(ConfigError, match="'libero' does not play libero_spatial/4"):
         load_config("push_dagger", given)
 

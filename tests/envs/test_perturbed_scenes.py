@@ -3,10 +3,10 @@ episodes look the same wherever they go on."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import libero_files
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -44,8 +44,8 @@ def gymnasium(name: str, task: str, camera: str) -> SlotSimulator:
 
 
 def libero() -> SlotSimulator:
-    if not os.environ.get("EMBODYRL_LIBERO_ASSETS"):
-        pytest.skip("LIBERO's meshes and textures are not here (EMBODYRL_LIBERO_ASSETS)")
+    if libero_files.place() is None:
+        pytest.skip("LIBERO's assets are not there: make libero")
     pytest.importorskip("libero", reason="libero not installed")
     from embodyrl.envs.libero.simulator import Libero
 
