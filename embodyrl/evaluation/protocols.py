@@ -232,10 +232,8 @@ def _choices(simulator: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- reading
 
-_TOP = {
-    *("title", "simulator", "repository", "commit", "checked", "models", "episodes_per_task", "success", "aspects"),
-    "variants",
-}
+_OF_SOURCE = {"title", "repository", "commit", "checked", "models"}
+_TOP = _OF_SOURCE | {"simulator", "episodes_per_task", "success", "aspects", "variants"}
 _OF_ASPECT = {"says", "source", "set", "by_task", "models", "images_only", "of_checkpoint", "differs"}
 
 

@@ -157,17 +157,15 @@ def plan(load: Load, overrides: Sequence[str], policy: str, protocol: str, *, la
     )
 
 
-def _variants(load: Load, overrides: Sequence[str], protocol: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield what a protocol plays besides a policy's tasks: its name in tables, and the user's overrides with its
+def _variants(own: Plan, overrides: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield what a protocol plays besides a policy's own tasks: its name in tables, and the user's overrides with its
     tasks."""
-    if protocol == OWN:
+    if own.protocol is None:
         return
-    config = load(overrides)[0].config
-    found = find(protocol, config.env.name)
     others = [text for text in overrides if text.partition("=")[0] != "env.tasks"]
-    for variant in found.variants:
-        if tasks := found.tasks_of(variant, config.env.tasks):
-            yield f"{found.short_name} {variant}", [*others, *as_overrides({"env.tasks": tasks})]
+    for variant in own.protocol.variants:
+        if tasks := own.protocol.tasks_of(variant, own.base.env.tasks):
+            yield f"{own.label} {variant}", [*others, *as_overrides({"env.tasks": tasks})]
 
 
 def _executed(config: Config, weights: Path | None) -> dict[str, Any]:
@@ -517,11 +515,12 @@ class Study:
     def _planned(self, load: Load, load_other: Load | None) -> list[Plan]:
         """Return the evaluations to play, those that others are compared with before them."""
         overrides, protocols, command = self._command.overrides, self._command.protocols, self._command
-        asked = [
-            (plan(load, texts, command.policy, name, label=label), name, texts)
-            for name in protocols
-            for label, texts in [(None, list(overrides)), *_variants(load, overrides, name)]
-        ]
+        asked: list[tuple[Plan, str, Sequence[str]]] = []
+        for name in protocols:
+            own = plan(load, overrides, command.policy, name)
+            asked.append((own, name, overrides))
+            for label, texts in _variants(own, overrides):
+                asked.append((plan(load, texts, command.policy, name, label=label), name, texts))
         plans = [first for first, _, _ in asked]
         if command.other is not None and load_other is not None:
             if command.video is not None and len(asked) > 1:

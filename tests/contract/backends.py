@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from embodyrl.checking.simulators import LIMIT, SimulatorBench, Trajectory
-from embodyrl.envs.libero import assets, pro
+from embodyrl.config.infos import simulator_info
+from embodyrl.envs.libero import pro
 from embodyrl.envs.mujoco import rendering
 from embodyrl.envs.mujoco.rendering import NoOpenGLError
 from embodyrl.envs.options import Driver, Proprio, RenderQuality
@@ -242,8 +243,8 @@ def missing(backend: Backend) -> str | None:
     packages = [requirement.module for requirement in SIMULATORS.entry(backend.name).missing()]
     if packages:
         return f"{', '.join(packages)} not installed"
-    if backend.name == "libero" and not assets.are_here():
-        return "LIBERO's assets are not there"
+    if backend.name == "libero" and (assets := simulator_info("libero", installed=True).assets()) and assets[1]:
+        return assets[0]
     if backend.label == "libero-pro" and not pro.is_here():
         return "LIBERO-PRO is not there"
     if backend.options.get("cameras") and backend.name == "maniskill":

@@ -62,15 +62,6 @@ def find(config: LiberoConfig) -> Path:
     raise UserError(f"LIBERO's meshes and textures, which its package lacks, are not installed: {REMEDY}")
 
 
-def are_here() -> bool:
-    """Return whether LIBERO can be played here with nothing set."""
-    try:
-        find(LiberoConfig(name="libero", tasks=[]))
-    except UserError:
-        return False
-    return True
-
-
 def _named(name: str, source: str) -> Path:
     """Return the folder that a user named.
 

@@ -43,6 +43,10 @@ WITH_ANOTHER = tuple(
 """Suites with one more object in the scene, under names of files of their own. Further ones lack models (red and blue
 sticks, red boxes, green mugs), or have 10 start states instead of 50 (milk)."""
 
+_KINDS = tuple(f"{base}_{kind}" for base in BASES for kind in ("lan", "object", "swap", "task"))
+_OF_LIBERO = {suite: next(base for base in BASES if suite.startswith(base)) for suite in (*_KINDS, *DISPLACED)}
+"""Suites with files of the same names as those of a suite of LIBERO, and that suite."""
+
 LIKE = {
     "bigger_akita_black_bowl": "akita_black_bowl",
     "bigger_alphabet_soup": "alphabet_soup",
@@ -78,10 +82,6 @@ def is_here() -> bool:
 def has(suite: str) -> bool:
     """Return whether a suite is one of LIBERO-PRO's."""
     return suite in _OF_LIBERO or suite in WITH_ANOTHER
-
-
-_KINDS = tuple(f"{base}_{kind}" for base in BASES for kind in ("lan", "object", "swap", "task"))
-_OF_LIBERO = {suite: next(base for base in BASES if suite.startswith(base)) for suite in (*_KINDS, *DISPLACED)}
 
 
 def suites(own: Mapping[str, list[str]]) -> dict[str, list[str]]:
