@@ -38,6 +38,12 @@ PLAIN = "none"
 UNPERTURBED = "eval.perturb=null"
 
 
+class PerturbationError(UserError):
+    """Raised when there is no such kind or level of perturbation, or it cannot be done here; nothing was started."""
+
+    exit_code = 2
+
+
 def grid_of(kinds: str | None, levels: str | None) -> dict[str, list[int]]:
     """Return the levels to play for each kind that is named; all kinds with the key "" if none is.
 
@@ -46,12 +52,12 @@ def grid_of(kinds: str | None, levels: str | None) -> dict[str, list[int]]:
         levels: as in `1,3,5`; None: `USUAL_LEVELS`.
 
     Raises:
-        UserError: there is no such kind or level.
+        PerturbationError: there is no such kind or level.
     """
     numbers = [part.strip() for part in levels.split(",")] if levels is not None else [*map(str, USUAL_LEVELS)]
     for number in numbers:
         if number not in map(str, range(1, MOST_LEVEL + 1)):
-            raise UserError(
+            raise PerturbationError(
                 f"--levels {levels}: {number!r} is no level, want numbers from 1 to {MOST_LEVEL}, as in 1,3,5"
             )
     chosen = sorted({int(number) for number in numbers})
@@ -59,7 +65,7 @@ def grid_of(kinds: str | None, levels: str | None) -> dict[str, list[int]]:
     for name in names:
         if kinds is not None and name not in KINDS:
             hint = did_you_mean(name, KINDS, lead=" - ")
-            raise UserError(f"--kinds {kinds}: there is no kind {name!r}{hint} (kinds: {', '.join(KINDS)})")
+            raise PerturbationError(f"--kinds {kinds}: there is no kind {name!r}{hint} (kinds: {', '.join(KINDS)})")
     return {name: chosen for name in dict.fromkeys(names)}
 
 
@@ -74,7 +80,7 @@ class RobustnessStudy(Study):
         say: prints a text for people.
 
     Raises:
-        UserError: the simulator, the model or the tasks cannot show what is asked for.
+        PerturbationError: the simulator, the model or the tasks cannot show what is asked for.
         ProtocolError, ConfigError: see `Study`.
     """
 
@@ -217,19 +223,19 @@ def _possible(config: Config, asked: Mapping[str, Sequence[int]]) -> dict[str, S
     """Return the levels to play for each kind.
 
     Raises:
-        UserError: a kind that is named cannot be done here, or none can.
+        PerturbationError: a kind that is named cannot be done here, or none can.
     """
     able = perturbations(config, known="" in asked)
     if "" in asked:
         if not able:
-            raise UserError(
+            raise PerturbationError(
                 f"simulator {config.env.name!r} can do no perturbation here, and model {config.model.name!r} reads no "
                 "task descriptions that could be paraphrased: evaluate without --robustness"
             )
         return {kind: asked[""] for kind in able}
     for kind in asked:
         if kind not in able:
-            raise UserError(
+            raise PerturbationError(
                 f"--kinds: {kind!r} is not possible with simulator {config.env.name!r}, env.cameras = "
                 f"{config.env.cameras} and model {config.model.name!r} (possible: {', '.join(able) or 'nothing'}): "
                 "leave it out"
