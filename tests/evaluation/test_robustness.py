@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import av
 import pytest
+import strangers
 from typer.testing import CliRunner
 
 import embodyrl
@@ -38,13 +40,12 @@ tracking: {sinks: [jsonl]}
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run of two iterations, which trains on perturbed episodes."""
     folder = tmp_path_factory.mktemp("robustness")
-    for name in ("verified.py", "verified_model.py"):
-        shutil.copy(Path(__file__).with_name(name), folder)
-    (folder / "config.yaml").write_text(CONFIG)
-    return embodyrl.train(folder / "config.yaml", [f"run.dir={folder / 'run'}"]).path
+    with strangers.copied(Path(__file__).parent, ("verified", "verified_model"), folder):
+        (folder / "config.yaml").write_text(CONFIG)
+        yield embodyrl.train(folder / "config.yaml", [f"run.dir={folder / 'run'}"]).path
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import strangers
 import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
@@ -34,13 +36,12 @@ tracking: {sinks: [jsonl], report: false}
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run of two iterations."""
     folder = tmp_path_factory.mktemp("verified")
-    for name in ("verified.py", "verified_model.py"):
-        shutil.copy(Path(__file__).with_name(name), folder)
-    (folder / "config.yaml").write_text(CONFIG)
-    return embodyrl.train(folder / "config.yaml", [f"run.dir={folder / 'run'}"]).path
+    with strangers.copied(Path(__file__).parent, ("verified", "verified_model"), folder):
+        (folder / "config.yaml").write_text(CONFIG)
+        yield embodyrl.train(folder / "config.yaml", [f"run.dir={folder / 'run'}"]).path
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@ the processes were ended in between."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import strangers
 
 from embodyrl.config.schema import EnvConfig
 from embodyrl.envs.manager import EnvManager
@@ -24,9 +24,8 @@ OWN = "push the point to the middle"
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Folder of a plug-in with images and task descriptions, of which simulator processes know nothing else."""
     folder = tmp_path_factory.mktemp("planes")
-    for name in ("verified.py", "verified_model.py"):
-        shutil.copy(Path(__file__).parents[2] / "evaluation" / name, folder)
-    with pytest.MonkeyPatch.context() as patch:
+    sources, names = Path(__file__).parents[2] / "evaluation", ("verified", "verified_model")
+    with strangers.copied(sources, names, folder), pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         import verified  # noqa: F401  (registers it here)
 
