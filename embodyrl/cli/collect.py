@@ -123,7 +123,10 @@ def collect(loaded: LoadedConfig, options: Options) -> int:
             seed=config.seed,
         )
         count = _Count()
-        with DatasetWriter(options.out, spec) as writer, closing(recorder.record(episodes[:most])) as attempts:
+        with (
+            DatasetWriter(options.out, spec, perturb=config.env.perturb) as writer,
+            closing(recorder.record(episodes[:most])) as attempts,
+        ):
             for attempt in attempts:
                 kept = attempt.success or options.keep is Keep.all
                 if kept:

@@ -8,7 +8,7 @@ from typing import Any
 
 from embodyrl.config.infos import simulator_info
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import PARAPHRASES, fact, is_supervised, rule, task_descriptions
+from embodyrl.config.rules import PARAPHRASES, fact, rule, task_descriptions
 from embodyrl.config.schema import KINDS, MOST_LEVEL, Config, PerturbationLevels, TrainingPerturbations
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
@@ -121,15 +121,3 @@ def _without_paraphrases(config: Config) -> Iterator[tuple[str, str]]:
 
 def _words(name: str) -> Any:
     return load_target(f"{PARAPHRASES}:{name}")
-
-
-@rule
-def training_plays_episodes(config: Config) -> Iterator[ConfigIssue]:
-    """Check that there are training episodes to perturb."""
-    if config.env.perturb is not None and is_supervised(config):
-        yield ConfigIssue(
-            ("env.perturb", "algorithm.name"),
-            f"env.perturb does nothing: algorithm {config.algorithm.name!r} learns from demonstrations, and plays no "
-            "training episodes",
-            "leave it out, or perturb the evaluations with eval.perturb",
-        )

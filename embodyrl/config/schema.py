@@ -355,6 +355,11 @@ class TrainingPerturbations(PerturbationLevels):
     ramp: int = setting(0, low=0)
     """Iterations over which levels grow from 1 to those that are named; 0: they are these from the start."""
 
+    @property
+    def drawn_from(self) -> dict[str, Any]:
+        """What an episode's kinds and levels are drawn from at the end of `ramp`, in types of JSON."""
+        return {kind: list(levels) for kind, levels in self.ranges.items()} | {"share": self.share}
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig:

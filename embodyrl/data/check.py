@@ -13,15 +13,16 @@ from embodyrl.config.rules import (
     action_dim,
     described_tasks,
     fact,
+    is_supervised,
     known_tasks,
     replay_of,
     state_dim,
     task_descriptions,
 )
 from embodyrl.config.schema import Config
-from embodyrl.data.files import regular_file
+from embodyrl.data.files import read_json, regular_file, shown
 from embodyrl.data.info import Info, check_statistics
-from embodyrl.data.layout import EXECUTED, REWARD, SUCCESS, TASKS, DatasetError, DatasetSpec, size_text
+from embodyrl.data.layout import EXECUTED, PERTURB, REWARD, SUCCESS, TASKS, DatasetError, DatasetSpec, size_text
 from embodyrl.errors import MissingPackageError, did_you_mean, listed
 from embodyrl.hub import is_hub_name
 from embodyrl.registry import SIMULATORS, SupportedModel
@@ -41,6 +42,7 @@ def check(config: Config) -> Iterator[ConfigIssue]:
         info = _info(config)
         fitting = list(_misfits(config, info))
         yield from fitting
+        yield from _misperturbed(config)
         wrong = {} if fitting else _not_finite(config)
     except DatasetError as error:
         kind = ConfigIssue if Path(path).exists() else MissingDependency
@@ -91,6 +93,24 @@ def _misfits(config: Config, info: Info) -> Iterator[ConfigIssue]:
             f"images of the demonstrations in {path} have {size_text(spec.image_size)} pixels, those of the simulator "
             f"{size_text(env.image_size)}",
             f"set env.image_size to {list(spec.image_size)}, or record them with this env.image_size",
+        )
+
+
+def _misperturbed(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue if `env.perturb` names what the demonstrations were not recorded with, in a run without other
+    episodes that it could perturb."""
+    wanted, path = config.env.perturb, Path(str(config.data.path))
+    if wanted is None or not is_supervised(config):
+        return
+    recorded = read_json(path, PERTURB) if (path / PERTURB).exists() else None
+    if recorded != wanted.drawn_from:
+        had = "without perturbations" if recorded is None else f"with env.perturb = {shown(recorded)}"
+        yield ConfigIssue(
+            ("env.perturb", "data.path"),
+            f"env.perturb does nothing: algorithm {config.algorithm.name!r} plays no training episodes, and the "
+            f"demonstrations in {path} were recorded {had}",
+            "record them anew with `embodyrl collect` and this env.perturb, or "
+            + ("leave it out (eval.perturb perturbs evaluations)" if recorded is None else "name theirs"),
         )
 
 

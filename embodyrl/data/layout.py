@@ -35,6 +35,7 @@ INFO = Path("meta/info.json")
 STATS = Path("meta/stats.json")
 TASKS = Path("meta/tasks.parquet")
 ENDS = Path("meta/ends.parquet")
+PERTURB = Path("meta/perturb.json")
 EPISODES = "meta/episodes"
 NUMBERED = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 EPISODES_PATH = f"{EPISODES}/{NUMBERED}.parquet"

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from embodyrl.config.schema import TrainingPerturbations
 from embodyrl.data import image_files, storage
 from embodyrl.data.info import Info
 from embodyrl.data.layout import (
@@ -29,6 +30,7 @@ from embodyrl.data.layout import (
     ENDS,
     EPISODES_PATH,
     EXECUTED,
+    PERTURB,
     PERTURBED,
     REWARD,
     STATE,
@@ -54,16 +56,18 @@ class DatasetWriter:
     Args:
         folder: path of the dataset; must not exist.
         spec: features of its frames.
+        perturb: how its episodes are perturbed; None: they are not.
 
     Raises:
         DatasetError: the path exists already.
     """
 
-    def __init__(self, folder: Path, spec: DatasetSpec) -> None:
+    def __init__(self, folder: Path, spec: DatasetSpec, *, perturb: TrainingPerturbations | None = None) -> None:
         if folder.exists():
             raise DatasetError(f"{folder} exists already and is never overwritten", "name another folder, or remove it")
         self.folder = folder
         self.spec = spec
+        self._perturb = perturb
         self.episodes = 0
         self.frames = 0
         self._partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
@@ -189,6 +193,8 @@ class DatasetWriter:
         Info(spec=self.spec, episodes=self.episodes, frames=self.frames, tasks=len(self._task_descriptions)).write(
             self._partial
         )
+        if self._perturb is not None:
+            (self._partial / PERTURB).write_text(json.dumps(self._perturb.drawn_from, indent=4) + "\n")
         self._partial.rename(self.folder)
 
     def discard(self) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from embodyrl.config.schema import PerturbationLevels, TrainingPerturbations
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import StepResult
+from embodyrl.envs.perturb.kinds import drawn_levels, drawn_perturbation
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.intervals import outcomes
@@ -75,25 +76,9 @@ class EpisodeSource:
         if settings is None:
             return ()
         # Numbers of its own: tasks and start states are those of a run without perturbations.
-        draw = np.random.default_rng(derive_seed(self._seed, "train/perturb", group, number))
-        if draw.random() >= settings.share:
-            return ()
+        drawn = drawn_perturbation(settings, derive_seed(self._seed, "train/perturb", group, number))
         share = grown / settings.ramp if settings.ramp else 1.0
-        return tuple((kind, 1 + int((level - 1) * share)) for kind, level in drawn_levels(settings, draw))
-
-
-def drawn_levels(settings: PerturbationLevels, draw: np.random.Generator) -> list[tuple[str, int]]:
-    """Draw a level for each kind that is named."""
-    named = {
-        "camera": settings.camera,
-        "light": settings.light,
-        "texture": settings.texture,
-        "layout": settings.layout,
-        "robot": settings.robot,
-        "noise": settings.noise,
-        "words": settings.words,
-    }
-    return [(kind, int(draw.integers(own[0], own[-1] + 1))) for kind, own in named.items() if own]
+        return tuple((kind, 1 + int((level - 1) * share)) for kind, level in drawn)
 
 
 def evaluation_episodes(

@@ -110,6 +110,38 @@ def test_only_training_start_states_are_played() -> None:
     assert len({each.seed for each in episodes}) == 6
 
 
+def test_a_share_of_the_demonstrations_is_perturbed_and_the_others_are_as_without() -> None:
+    plain = record(6)
+    for slots in (1, 3):
+        changed = record(6, "env.perturb={layout: [3, 5], share: 0.5}", f"env.num_envs={slots}")
+        begins = [
+            np.array_equal(a.episode.proprio[0], b.episode.proprio[0]) for a, b in zip(plain, changed, strict=True)
+        ]
+        assert 1 <= sum(begins) <= 5 and all(attempt.success for attempt in changed)
+        for same, one, other in zip(begins, plain, changed, strict=True):
+            assert same == np.array_equal(one.episode.actions, other.episode.actions)
+
+
+def test_supervised_learning_under_perturbations_needs_demonstrations_that_were_recorded_with_them(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("metaworld", reason="MetaWorld is not installed")
+    words = ["metaworld_reach_sft", "env.num_envs=2"]
+    asked = [*words, "env.perturb={layout: 3, share: 0.5}"]
+    done = embodyrl("collect", *asked, "--out", "changed", "--episodes", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plain = embodyrl("collect", *words, "--out", "plain", "--episodes", "2", cwd=tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    fine = embodyrl("validate", *asked, "data.path=changed", cwd=tmp_path)
+    assert fine.returncode == 0, fine.stderr
+    for folder, other, what in (
+        ("plain", [], "in plain were recorded without perturbations - record them anew"),
+        ("changed", ["env.perturb.share=1"], "with env.perturb = {'layout': [3, 3], 'share': 0.5} - record them anew"),
+    ):
+        wrong = embodyrl("validate", *asked, *other, f"data.path={folder}", cwd=tmp_path)
+        assert wrong.returncode == 2 and what in wrong.stderr and "plays no training episodes" in wrong.stderr
+
+
 def test_a_policy_carries_out_its_chunks_and_decides_again_only_then() -> None:
     from embodyrl.runner.build import build_engine
     from embodyrl.runner.playing import PolicyDemonstrator

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from embodyrl.config.schema import KINDS, MOST_LEVEL
+from embodyrl.config.schema import KINDS, MOST_LEVEL, PerturbationLevels, TrainingPerturbations
 from embodyrl.seeding import derive_seed
 
 Perturbation = tuple[tuple[str, int], ...]
@@ -83,6 +83,20 @@ def checked(perturb: Iterable[tuple[str, int]]) -> Perturbation:
     if len(found) < len(pairs) or found.keys() - set(KINDS) or any(not 1 <= n <= MOST_LEVEL for n in found.values()):
         raise ValueError(f"perturb = {pairs}: want kinds of {', '.join(KINDS)}, each once, with a level 1 .. 5")
     return tuple((kind, found[kind]) for kind in KINDS if kind in found)
+
+
+# ---- kinds and levels of an episode
+
+
+def drawn_perturbation(settings: TrainingPerturbations, seed: int) -> list[tuple[str, int]]:
+    """Draw the kinds and levels of a training episode at the end of `ramp`; none for the share that is as without."""
+    draw = np.random.default_rng(seed)
+    return drawn_levels(settings, draw) if draw.random() < settings.share else []
+
+
+def drawn_levels(settings: PerturbationLevels, draw: np.random.Generator) -> list[tuple[str, int]]:
+    """Draw a level for each kind that is named."""
+    return [(kind, int(draw.integers(low, high + 1))) for kind, (low, high) in settings.ranges.items()]
 
 
 _BITS = 3
