@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import robustness as robustness_runs
 from algorithms_report import TITLES
 from sac_report import GOAL, NAMES
 from tiny_vla_report import SMOOTHED, smoothed
@@ -34,6 +35,13 @@ MODELS = {
 """Results of tiny_vla.py, and what was trained how."""
 TIMES = (("after demonstrations", 0, COLOURS[7]), ("after reinforcement learning", -1, COLOURS[0]))
 """Evaluations that are compared: name, place among those of a seed, colour."""
+ROBUST = {
+    "plain": "trained plainly",
+    "perturbed": "trained under camera + light",
+    "cnn": "CNN, PPO from images",
+    "smolvla": "tiny SmolVLA, demonstrations and GRPO",
+}
+"""Names of what robustness.py compares."""
 COLUMNS = 4
 """Panels side by side."""
 
@@ -161,6 +169,27 @@ def overview() -> None:
         save(drawn, PAGES / "overview.svg")
 
 
+def robustness() -> None:
+    """A panel per model: success of both ways of training under each perturbation, with the seeds as ticks."""
+    with figure(1, len(robustness_runs.EXPERIMENT), size=(9.4, 3.6), sharey=True) as (drawn, panels):
+        for axes, model in zip(panels.flat, robustness_runs.EXPERIMENT, strict=True):
+            runs = read(f"robustness_{model}")["runs"]
+            for number, trained in enumerate(robustness_runs.TRAINED):
+                rates = robustness_runs.success(runs, trained)
+                places, colour = [at + 0.4 * number - 0.2 for at in range(len(rates))], COLOURS[(7, 0)[number]]
+                means = [sum(each) / len(each) for each in rates.values()]
+                axes.bar(places, means, 0.38, color=colour, alpha=0.75, label=ROBUST[trained])
+                for place, each in zip(places, rates.values(), strict=True):
+                    axes.plot([place] * len(each), each, "_", color="#2b3240", ms=6)
+                axes.set_xticks(range(len(rates)), list(rates), rotation=60, ha="right")
+            axes.set_title(ROBUST[model], fontsize=9)
+            axes.set_ylim(0.0, 1.04)
+            axes.yaxis.set_major_formatter(lambda rate, _: f"{100 * rate:.0f} %")
+        handles, labels = panels.flat[0].get_legend_handles_labels()
+        drawn.legend(handles, labels, loc="outside upper center", ncols=2)
+        save(drawn, PAGES / "robustness.svg")
+
+
 def main() -> None:
     """Draw all."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
@@ -171,6 +200,7 @@ def main() -> None:
     algorithms()
     soft_actor_critic()
     overview()
+    robustness()
 
 
 if __name__ == "__main__":

@@ -15,18 +15,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from tiny_vla import Seconds, timed
-from tiny_vla_report import RESULTS
+from tiny_vla_report import PAGES, RESULTS, TEXTS
 
 PERTURB = "env.perturb={camera: [1, 5], light: [1, 5], share: 0.5}"
 EPISODES = 200
-LEVELS = "3,5"
+LEVEL = "4"
 ITERATIONS = {"cnn": 30, "smolvla": 50}
 EXPERIMENT = {"cnn": "metaworld_reach_cnn", "smolvla": "tiny_smolvla_grpo"}
 TRAINED = ("plain", "perturbed")
+STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
+"""Two-sided 95 % quantiles of Student's t for the mean of so many seeds."""
 
 Row = dict[str, Any]
 
@@ -55,7 +60,7 @@ def one_run(model: str, seed: int, work: Path, trained: str) -> Row:
     words = ["run", EXPERIMENT[model], *common, *changes, *start, *settings, f"run.dir={run}"]
     once(run / "summary.json", seconds, *words)
     results = run / "robustness" / "results.json"
-    once(results, seconds, "eval", str(run), "--robustness", "--levels", LEVELS)
+    once(results, seconds, "eval", str(run), "--robustness", "--levels", LEVEL)
     summary = json.loads((run / "summary.json").read_text())
     return {
         "seed": seed,
@@ -67,6 +72,50 @@ def one_run(model: str, seed: int, work: Path, trained: str) -> Row:
     }
 
 
+# ---- the page
+
+
+def success(runs: Sequence[Row], trained: str) -> dict[str, list[float]]:
+    """Return the success of each seed by kind and level; `none` is without perturbation."""
+    found: dict[str, list[float]] = {}
+    for run in (each for each in runs if each["trained"] == trained):
+        for row in run["robustness"]:
+            name = "none" if row["kind"] is None else f"{row['kind']} {row['level']}"
+            found.setdefault(name, []).append(row["success"])
+    return found
+
+
+def with_interval(values: Sequence[float]) -> str:
+    """Return the mean over seeds with its 95 % interval [points of 100]."""
+    half = STUDENT[len(values)] * stdev(values) / math.sqrt(len(values))
+    return f"{100 * fmean(values):+.0f} ± {100 * half:.0f}"
+
+
+def table(runs: Sequence[Row]) -> str:
+    """Return what each perturbation costs both, and what training under some wins back."""
+    plain, changed = (success(runs, trained) for trained in TRAINED)
+    heads = ["", "trained plainly", "drop", "trained under camera + light", "drop", "gain"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for name in plain:
+        cells = [name]
+        for rates in (plain, changed):
+            seeds = ", ".join(f"{100 * rate:.0f}" for rate in rates[name])
+            lost = [without - rate for without, rate in zip(rates["none"], rates[name], strict=True)]
+            cells += [f"**{100 * fmean(rates[name]):.0f}** ({seeds})", "" if name == "none" else with_interval(lost)]
+        cells.append(with_interval([two - one for one, two in zip(plain[name], changed[name], strict=True)]))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def report() -> None:
+    """Write the page from the committed numbers."""
+    parts: dict[str, Any] = {"episodes": EPISODES}
+    for model in EXPERIMENT:
+        runs = json.loads((RESULTS / f"robustness_{model}.json").read_text())["runs"]
+        parts[model] = table(runs)
+    (PAGES / "robustness.md").write_text((TEXTS / "robustness.md").read_text().format(**parts))
+
+
 def main() -> None:
     """Run all seeds, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -76,6 +125,9 @@ def main() -> None:
     what.add_argument("--work", type=Path, help="folder for demonstrations and runs")
     what.add_argument("--report", action="store_true", help="write the page from what was measured")
     asked = parser.parse_args()
+    if asked.report:
+        report()
+        return
     rows = []
     for seed in asked.seeds:
         for trained in TRAINED:

@@ -24,6 +24,8 @@ FILE = "results.json"
 """Name of the results in their folder."""
 SHOWN = 10
 """Most episodes that are listed on the screen."""
+WIDE = 80
+"""Columns of the screen, up to which evaluations stand side by side."""
 
 Episode = tuple[str, int, int]
 """Task, number of the initial state, and how often it was played before in the same evaluation."""
@@ -211,15 +213,34 @@ class Comparison:
         return table(lines)
 
     def _by_task(self) -> str:
-        lines = [("task", *(row.label for row in self.rows))]
-        for task in self.tasks():
-            cells = []
-            for row in self.rows:
-                every = [row.is_solved(record) for record in row.records if record.task == task]
-                own = [solved for solved in every if solved is not None]
-                cells.append(f"{sum(own)}/{len(own)}" if own else "-")
-            lines.append((task, *cells))
-        return table(lines)
+        """Return the solved episodes of each task: one column if no task is played twice, as by the variants of a
+        protocol, else one for each row, side by side as far as the screen is wide."""
+        counts = {task: [self._counted(row, task) for row in self.rows] for task in self.tasks()}
+        if all(sum(each is not None for each in cells) == 1 for cells in counts.values()):
+            return table([("task", "solved"), *((task, *filter(None, cells)) for task, cells in counts.items())])
+        widest = max(map(len, counts))
+        blocks: list[list[int]] = [[]]
+        for number, row in enumerate(self.rows):
+            taken = widest + sum(2 + max(len(self.rows[other].label), 5) for other in blocks[-1])
+            if blocks[-1] and taken + 2 + len(row.label) > WIDE:
+                blocks.append([])
+            blocks[-1].append(number)
+        return "\n\n".join(
+            table(
+                [
+                    ("task", *(self.rows[number].label for number in block)),
+                    *((task, *(cells[number] or "-" for number in block)) for task, cells in counts.items()),
+                ]
+            )
+            for block in blocks
+        )
+
+    @staticmethod
+    def _counted(row: Row, task: str) -> str | None:
+        """Return how many episodes of a task a row solved, of how many; None if it did not play it."""
+        every = [row.is_solved(record) for record in row.records if record.task == task]
+        own = [solved for solved in every if solved is not None]
+        return (f"{sum(own)}/{len(own)}" if own else "-") if every else None
 
     def differing_text(self, row: Row) -> str:
         """Return the first of the episodes that only one of two evaluations solved, a line each."""
