@@ -48,7 +48,8 @@ def one_seed(seed: int, work: Path) -> dict[str, Any]:
 
 def report() -> None:
     """Write the page from the committed numbers."""
-    rows = json.loads(RESULT.read_text())
+    found = json.loads(RESULT.read_text())
+    rows = found["seeds"]
     steps = list(rows[0]["success"])
     per_iteration = rows[0]["env_steps"] / rows[0]["iterations"]
     heads = ["seed", "imitation", *(f"{round(int(step) * per_iteration, -2):,.0f} steps" for step in steps[1:])]
@@ -62,7 +63,12 @@ def report() -> None:
         spent = [str(round(sum(part[kind] for part in row["seconds"].values()))) for kind in ("wall", "cpu")]
         lines.append("| " + " | ".join([*cells, f"{100 * (rates[-1] - rates[0]):+.0f}", *spent]) + " |")
     text = (TEXTS / "libero_expert.md").read_text()
-    filled = text.format(table="\n".join(lines), episodes=rows[0]["episodes"], env_steps=f"{rows[0]['env_steps']:,}")
+    filled = text.format(
+        table="\n".join(lines),
+        episodes=rows[0]["episodes"],
+        env_steps=f"{rows[0]['env_steps']:,}",
+        remark=found.get("remark", ""),
+    )
     (PAGES / "libero_expert.md").write_text(filled)
 
 
@@ -78,12 +84,13 @@ def main() -> None:
         report()
         return
     # Parts that are not made again keep their times.
-    before = {row["seed"]: row["seconds"] for row in json.loads(RESULT.read_text())} if RESULT.exists() else {}
-    rows = []
+    found = json.loads(RESULT.read_text()) if RESULT.exists() else {"seeds": []}
+    before = {row["seed"]: row["seconds"] for row in found["seeds"]}
+    rows: list[dict[str, Any]] = []
     for seed in asked.seeds:
         rows.append(one_seed(seed, asked.work / f"seed{seed}"))
         rows[-1]["seconds"] = before.get(seed, {}) | rows[-1]["seconds"]
-        RESULT.write_text(json.dumps(rows, indent=1) + "\n")
+        RESULT.write_text(json.dumps(found | {"seeds": rows}, indent=1) + "\n")
         print(json.dumps(rows[-1]), flush=True)
 
 

@@ -369,7 +369,8 @@ def evaluate(
 
     settings = loaded.config
     asked = counted(settings.eval.episodes, "episode")
-    _say(progress, f"evaluating {place}: {asked} of {', '.join(settings.env.tasks)}")
+    how = "" if settings.eval.perturb is None else f", perturbed ({settings.eval.perturb})"
+    _say(progress, f"evaluating {place}: {asked} of {', '.join(settings.env.tasks)}{how}")
     with showing() if progress else nullcontext(), acting(Part(loaded=loaded, weights=weights)) as (manager, engine):
         chosen = held_out_episodes(settings)
         if video is None:
@@ -563,8 +564,16 @@ def _robustness(
 
 def _wanted(overrides: object, episodes: int | None, sample: bool) -> list[str]:
     """Return overrides with those that have arguments of their own."""
-    count = [] if episodes is None else [f"eval.episodes={episodes}"]
-    return [*_checked(overrides), *count, *(["eval.sample=true"] if sample else [])]
+    count, named = [] if episodes is None else [f"eval.episodes={episodes}"], _checked(overrides)
+    for text in named:
+        if text.partition("=")[0].strip().split(".")[:2] == ["env", "perturb"]:
+            from embodyrl.evaluation.robustness import PerturbationError
+
+            raise PerturbationError(
+                f"{text}: this perturbs training episodes, and an evaluation plays none: write eval.perturb, or "
+                "measure each kind with --robustness (embodyrl.robustness)"
+            )
+    return [*named, *count, *(["eval.sample=true"] if sample else [])]
 
 
 def _video(path: str | Path | None) -> Path | None:

@@ -65,11 +65,15 @@ def checkpoint_of(policy: Path | None) -> Path | None:
 
 
 def not_needed(checkpoint: Path | None) -> Sequence[KeyPath]:
-    """Return the settings whose files need not exist: recording reads no dataset, and neither the scripted expert nor a
-    checkpoint needs the files of the config's model."""
+    """Return the settings that recording does not use: it reads no dataset and evaluates nothing, and neither the
+    scripted expert nor a checkpoint needs the files of the config's model."""
     from embodyrl.runner.rundir import SOURCES, sources_not_needed
 
-    return [("data", "path"), *(SOURCES if checkpoint is None else sources_not_needed(checkpoint))]
+    return [
+        ("data", "path"),
+        ("eval", "episodes"),
+        *(SOURCES if checkpoint is None else sources_not_needed(checkpoint)),
+    ]
 
 
 def destination(loaded: LoadedConfig, out: Path | None) -> Path:
@@ -210,7 +214,9 @@ def _title(loaded: LoadedConfig, options: Options) -> str:
     what = "successful episodes" if options.keep is Keep.successes else "episodes"
     more = f" and {counted(len(env.tasks) - 3, 'other task')}" if len(env.tasks) > 3 else ""
     tasks = ", ".join(env.tasks[:3]) + more
-    return f"recording {options.episodes} {what} of {tasks} by {who}   seed {loaded.config.seed}"
+    return f"recording {options.episodes} {what} of {tasks} by {who}   seed {loaded.config.seed}" + (
+        "" if env.perturb is None else f"\n  perturbed: {env.perturb}"
+    )
 
 
 @dataclass(kw_only=True)

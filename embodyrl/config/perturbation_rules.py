@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from embodyrl.config.infos import simulator_info
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import PARAPHRASES, fact, rule, task_descriptions
-from embodyrl.config.schema import KINDS, MOST_LEVEL, Config, PerturbationLevels, TrainingPerturbations
+from embodyrl.config.schema import KINDS, MOST_LEVEL, Config, EnvConfig, PerturbationLevels, TrainingPerturbations
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
 from embodyrl.registry import SupportedModel, load_target
@@ -40,11 +40,10 @@ def _of(config: Config) -> Iterator[tuple[str, PerturbationLevels]]:
 def levels_are_ranges(config: Config) -> Iterator[ConfigIssue]:
     """Check that perturbations name kinds, and a level or a range of levels for each."""
     for section, settings in _of(config):
-        named = {kind: getattr(settings, kind) for kind in KINDS if getattr(settings, kind)}
-        if not named:
+        if not settings.named:
             message = f"{section} names no kind of perturbation"
             yield ConfigIssue(section, message, f"add one, as in `noise: 2` ({', '.join(KINDS)})")
-        for kind, levels in named.items():
+        for kind, levels in settings.named.items():
             if len(levels) > 2 or levels[0] > levels[-1]:
                 yield ConfigIssue(
                     f"{section}.{kind}",
@@ -74,9 +73,12 @@ def perturbations_are_possible(config: Config) -> Iterator[ConfigIssue]:
     for section, settings in _of(config):
         for kind in (kind for kind in settings.ranges if kind not in able):
             where, cameras = (f"{section}.{kind}", "env.cameras"), config.env.cameras
-            possible = f"leave it out (possible: {', '.join(able) or 'nothing'})"
+            possible = f"leave it out (possible: {', '.join(perturbations(config)) or 'nothing'})"
             if kind not in info.perturbations(replace(config.env, cameras=["any"])):
                 message = f"{section}.{kind}: simulator {config.env.name!r} cannot do this"
+                if name := _in_the_way(config.env, kind):
+                    message += f" with env.{name} = {show(getattr(config.env, name))}"
+                    possible = f"leave one of them out (possible: {', '.join(perturbations(config)) or 'nothing'})"
                 yield ConfigIssue(where, message, possible)
             elif not cameras:
                 known = info.cameras() or ["render"]
@@ -85,6 +87,20 @@ def perturbations_are_possible(config: Config) -> Iterator[ConfigIssue]:
             else:
                 message = f"{section}.{kind} changes a scene, and env.cameras = {show(cameras)} shows no camera of one"
                 yield ConfigIssue(where, message, f"name one of its scene, or {possible}")
+
+
+def _in_the_way(env: EnvConfig, kind: str) -> str | None:
+    """Return the setting of a simulator's own without which it could do a kind of perturbation."""
+    info: Any = simulator_info(env.name, installed=True)
+    shown = replace(env, cameras=["any"])
+    shared = {each.name for each in fields(EnvConfig)}
+    own = (each for each in fields(env) if each.name not in shared and each.default is not MISSING)
+    changed = (each for each in own if getattr(env, each.name) != each.default)
+    for each in changed:
+        default: Any = {each.name: each.default}
+        if kind in info.perturbations(replace(shown, **default)):
+            return each.name
+    return None
 
 
 @rule

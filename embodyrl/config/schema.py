@@ -338,8 +338,16 @@ class PerturbationLevels:
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
         """Lowest and highest level of each kind that is named."""
-        named = {name: getattr(self, name) for name in KINDS if getattr(self, name)}
-        return {name: (levels[0], levels[-1]) for name, levels in named.items()}
+        return {name: (levels[0], levels[-1]) for name, levels in self.named.items()}
+
+    @property
+    def named(self) -> dict[str, list[int]]:
+        """Each kind that is named, as it is written."""
+        return {name: getattr(self, name) for name in KINDS if getattr(self, name)}
+
+    def __str__(self) -> str:
+        levels = ((kind, low if low == high else f"{low} to {high}") for kind, (low, high) in self.ranges.items())
+        return ", ".join(f"{kind} {level}" for kind, level in levels)
 
 
 KINDS = tuple(each.name for each in dataclasses.fields(PerturbationLevels))
@@ -359,6 +367,10 @@ class TrainingPerturbations(PerturbationLevels):
     def drawn_from(self) -> dict[str, Any]:
         """What an episode's kinds and levels are drawn from at the end of `ramp`, in types of JSON."""
         return {kind: list(levels) for kind, levels in self.ranges.items()} | {"share": self.share}
+
+    def __str__(self) -> str:
+        part = "" if self.share == 1.0 else f" in a share of {self.share:g}"
+        return super().__str__() + part + (f", growing over {self.ramp} iterations" if self.ramp else "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,8 @@ from embodyrl.errors import MissingPackageError, did_you_mean, listed
 from embodyrl.hub import is_hub_name
 from embodyrl.registry import SIMULATORS, SupportedModel
 
+MOST_SHOWN = 200
+"""Most characters of what a dataset says of its perturbations, in a message."""
 OF_CRITICS = (REWARD, EXECUTED)
 """Columns that only decisions beside a replay have a use for."""
 
@@ -104,13 +106,13 @@ def _misperturbed(config: Config) -> Iterator[ConfigIssue]:
         return
     recorded = read_json(path, PERTURB) if (path / PERTURB).exists() else None
     if recorded != wanted.drawn_from:
-        had = "without perturbations" if recorded is None else f"with env.perturb = {shown(recorded)}"
+        how = "" if recorded is None else ", ".join(f"{kind}: {shown(each)}" for kind, each in recorded.items())
+        had = "without perturbations" if recorded is None else f"with env.perturb={{{how[:MOST_SHOWN]}}}"
         yield ConfigIssue(
             ("env.perturb", "data.path"),
             f"env.perturb does nothing: algorithm {config.algorithm.name!r} plays no training episodes, and the "
             f"demonstrations in {path} were recorded {had}",
-            "record them anew with `embodyrl collect` and this env.perturb, or "
-            + ("leave it out (eval.perturb perturbs evaluations)" if recorded is None else "name theirs"),
+            "leave it out, or record demonstrations with it (eval.perturb perturbs evaluations)",
         )
 
 

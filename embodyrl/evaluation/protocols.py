@@ -177,7 +177,13 @@ def parts_of(protocol: Protocol, tasks: Sequence[str], model: str, *, sees_image
 
 def as_overrides(settings: Mapping[str, Any]) -> list[str]:
     """Return settings as the command line takes them: `env.cameras=["wrist"]`."""
-    return [f"{name}={json.dumps(value)}" for name, value in settings.items()]
+    return [f"{name}={_as_override(value)}" for name, value in settings.items()]
+
+
+def _as_override(value: Any) -> str:
+    if isinstance(value, dict):  # keys have no quotes there
+        return "{" + ", ".join(f"{key}: {_as_override(each)}" for key, each in value.items()) + "}"
+    return json.dumps(value)
 
 
 # ------------------------------------------------------------------------------------------------------------- finding

@@ -17,7 +17,19 @@ from embodyrl.errors import UserError, did_you_mean
 from embodyrl.evaluation.journal import Command
 from embodyrl.evaluation.protocols import OWN, ProtocolError
 from embodyrl.evaluation.results import Comparison, Row, table
-from embodyrl.evaluation.study import RECORDED, Load, Part, Plan, Study, acting, expected_seconds, plan, play_in
+from embodyrl.evaluation.study import (
+    PERTURBED,
+    RECORDED,
+    Load,
+    Part,
+    Plan,
+    Study,
+    acting,
+    expected_seconds,
+    perturbs,
+    plan,
+    play_in,
+)
 from embodyrl.files import write_whole
 from embodyrl.placement.launcher import WorkerError
 from embodyrl.registry import PYAV
@@ -35,7 +47,7 @@ USUAL_LEVELS = (1, 3, 5)
 """Levels that are played if none are named."""
 PLAIN = "none"
 """Name of the evaluation without perturbation."""
-UNPERTURBED = "eval.perturb=null"
+UNPERTURBED = f"{PERTURBED}=null"
 
 
 class PerturbationError(UserError):
@@ -95,6 +107,11 @@ class RobustnessStudy(Study):
         command = self._command
         if command.other is not None or command.protocols != [OWN]:
             raise ProtocolError("robustness is evaluated of one policy with its own settings: leave out the protocol")
+        if perturbs(text.partition("=")[0].strip() for text in command.overrides):
+            raise PerturbationError(
+                f"{PERTURBED} and --robustness: episodes without a perturbation are what the others are compared with; "
+                f"leave out {PERTURBED}, and name kinds and levels with --kinds and --levels"
+            )
         own = plan(load, [UNPERTURBED, *command.overrides], command.policy, OWN, label=PLAIN)
         grid = _possible(own.base, command.perturb or {})
         if "words" in grid:
@@ -142,8 +159,9 @@ class RobustnessStudy(Study):
         tasks = own.base.env.tasks
         what = counted(len(tasks), "task") if len(tasks) > 1 else tasks[0]
         self._say(
-            f"robustness of {own.policy}: {counted(own.episodes, 'episode')} of {what}, without and with "
-            f"{', '.join(kinds)} at {'level' if len(levels) == 1 else 'levels'} {', '.join(map(str, levels))}\n"
+            f"robustness of {own.policy}\n"
+            f"  {counted(own.episodes, 'episode')} of {what}, without and with\n"
+            f"  {', '.join(kinds)} at {'level' if len(levels) == 1 else 'levels'} {', '.join(map(str, levels))}\n"
             f"  {count} evaluations, {counted(sum(each.most_steps for each in self._plans), 'control step')} at most"
         )
         left = [kind for kind in KINDS if kind not in kinds]
@@ -169,6 +187,8 @@ class RobustnessStudy(Study):
     def _show(self, found: Comparison) -> None:
         rows = degradations(found)
         self._say(robustness_text(rows))
+        if rows[0].success == 0.0:
+            self._say("nothing could be lost: the policy solves no episode without a perturbation either")
         if self._out is None:
             return
         self._say(f"written to {self._write(found.rows)}")
@@ -194,6 +214,7 @@ class RobustnessStudy(Study):
                 self._say(f"no video: {str(error).splitlines()[0]}")
 
     def _record_pairs(self, lost: Sequence[Lost], video: Path) -> None:
+        self._say(f"recording {counted(len(lost), 'episode')}, without and with a perturbation")
         from embodyrl.envs import EpisodeSpec
         from embodyrl.runner.evaluation import TileRecorder
         from embodyrl.tracking.video import TiledVideo

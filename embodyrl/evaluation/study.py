@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
+import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,14 @@ from embodyrl.config import ConfigError, LoadedConfig, to_plain
 from embodyrl.config.build import differences, flat
 from embodyrl.config.infos import model_info, simulator_info
 from embodyrl.config.issues import COMMAND_LINE, Location, dotted
+from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config
 from embodyrl.envs.perturb.kinds import Perturbation
 from embodyrl.errors import shell_command
-from embodyrl.evaluation.journal import ASKED_FILE, Command, Journal, digest_of, is_journal
+from embodyrl.evaluation.journal import Command, Journal, digest_of, is_journal
 from embodyrl.evaluation.protocols import OWN, Protocol, ProtocolError, as_overrides, find, parts_of
-from embodyrl.evaluation.results import FILE, Comparison, Differing, Row, table
+from embodyrl.evaluation.results import FILE, WIDE, Comparison, Differing, Row, table
+from embodyrl.registry import SupportedModel
 from embodyrl.runner.build import build_acting, open_simulators, settings_of_torch_kept
 from embodyrl.runs import METRICS_FILE
 from embodyrl.runs.metrics import read_rows
@@ -57,9 +60,13 @@ OF_THE_MACHINE = ("num_envs", "workers", "numa", "start_method", "startup_timeou
 """Settings of the section `env` that change no result without --sample."""
 RECORDED = 4
 """Episodes on a video of those that differ, if the config records none."""
+PERTURBED = "eval.perturb"
+"""Setting with the perturbations of evaluations."""
 KEPT = ("seed", "env", "eval", "rollout", "model")
 """Sections of a config that results.json has."""
 ONE_TABLE = "a video shows two policies under one protocol: name one, or leave out the video"
+REMARKS = ("  note:", "  not the same,")
+"""Beginnings of what an announcement remarks on a protocol."""
 PHASES = ("time/simulate", "time/render", "time/infer", "time/preprocess", "time/record")
 """Times of an iteration that an evaluation needs as well."""
 
@@ -142,10 +149,12 @@ def plan(load: Load, overrides: Sequence[str], policy: str, protocol: str, *, la
         return Plan(label=label or OWN, policy=policy, protocol=None, base=config, parts=(own,), given=given)
     found = find(protocol, config.env.name)
     parts = []
+    # A published evaluation is not perturbed, whatever those of the run were.
+    plain = {} if config.eval.perturb is None or perturbs(given) else {PERTURBED: None}
     tasks, executed = config.env.tasks, _executed(config, weights) if found.executes_as_checkpoint else {}
     for each in parts_of(found, tasks, config.model.name, sees_images=bool(config.env.cameras)):
         settings = {name: value for name, value in each.settings.items() if name not in given}
-        settings |= {name: value for name, value in executed.items() if name not in given}
+        settings |= plain | {name: value for name, value in executed.items() if name not in given}
         settings["eval.episodes"] = _episodes_of(each.tasks, config, found, given)
         if len(each.tasks) < len(tasks):
             settings["env.tasks"] = list(each.tasks)
@@ -155,6 +164,11 @@ def plan(load: Load, overrides: Sequence[str], policy: str, protocol: str, *, la
     return Plan(
         label=label or found.short_name, policy=policy, protocol=found, base=config, parts=tuple(parts), given=given
     )
+
+
+def perturbs(given: Iterable[str]) -> bool:
+    """Return whether one of some settings is, or belongs to, `eval.perturb`."""
+    return any(name == PERTURBED or name.startswith(f"{PERTURBED}.") for name in given)
 
 
 def _variants(own: Plan, overrides: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -235,6 +249,9 @@ def beside(first: Plan, load: Load, overrides: Sequence[str], policy: str, proto
         for key, value in own.items()
         if key in SHARED and key in has and key not in given and has[key] != value
     }
+    ways = [None if each is None else each.named for each in (config.config.eval.perturb, first.base.eval.perturb)]
+    if ways[0] != ways[1] and not perturbs(given):
+        has, shared = has | {PERTURBED: ways[0]}, shared | {PERTURBED: ways[1]}
 
     def load_alike(texts: Sequence[str]) -> tuple[LoadedConfig, Path | None]:
         named = {text.partition("=")[0] for text in texts}
@@ -261,6 +278,8 @@ def announcement(plan: Plan) -> str:
         lines.append(f"  as for the first policy: {name} = {_written(shared)} (its own: {_written(own)})")
     tasks = [task for part in plan.parts for task in part.config.env.tasks]
     what = counted(len(tasks), "task") if len(tasks) > 1 else tasks[0]
+    for perturb in dict.fromkeys(str(part.config.eval.perturb or "") for part in plan.parts):
+        lines += [f"  perturbed: {perturb}"] if perturb else []
     lines.append(f"  {counted(plan.episodes, 'episode')} of {what}, {counted(plan.most_steps, 'control step')} at most")
     return "\n".join(lines)
 
@@ -275,7 +294,9 @@ def _changes(plan: Plan) -> list[str]:
     changed: dict[str, tuple[Any, list[Any]]] = {}
     for part in plan.parts:
         for name, (own, new) in differences(plan.base, part.config).items():
-            if name != "env.tasks":
+            if name.startswith(PERTURBED):
+                changed[PERTURBED] = (str(plan.base.eval.perturb), [None])
+            elif name != "env.tasks":
                 changed.setdefault(name, (own, []))[1].append(new)
     if not changed:
         return ["  changes nothing in this checkpoint's settings"]
@@ -295,6 +316,8 @@ def _remarks(plan: Plan, protocol: Protocol) -> list[str]:
     lines = []
     if protocol.models and model not in protocol.models:
         lines.append(f"  note: published for {', '.join(protocol.models)}, this policy is {model}")
+    if protocol.variants and fact(SupportedModel, model, "words") is False:
+        lines.append("  note: this policy reads no task description: where words alone change, nothing changes for it")
     overruled = sorted(
         plan.given
         & {
@@ -325,7 +348,8 @@ def expected_seconds(plans: Sequence[Plan], checkpoint: Path) -> float | None:
 def remaining_differences(first: Plan, second: Plan) -> list[str]:
     """Return the settings of the simulators in which two evaluations still differ, apart from those of the machine."""
     found = differences(first.parts[0].config, second.parts[0].config)
-    names = (name for name in found if name.startswith("env.") and name.split(".")[1] not in OF_THE_MACHINE)
+    of_no_evaluation = (*OF_THE_MACHINE, "perturb")
+    names = (name for name in found if name.startswith("env.") and name.split(".")[1] not in of_no_evaluation)
     return [f"{name} ({_written(found[name][0])} and {_written(found[name][1])})" for name in names]
 
 
@@ -465,9 +489,15 @@ class EvaluationRun:
             ),
             sampled=self.plan.parts[0].config.eval.sample,
             seconds=sum(self._seconds.values()),
-            settings=tuple(kept_settings(part.loaded) for part in self.plan.parts),
+            settings=tuple(self._settings(part) for part in self.plan.parts),
             complete=self._done,
         )
+
+    def _settings(self, part: Part) -> dict[str, Any]:
+        settings = kept_settings(part.loaded)
+        if self.plan.perturb:
+            settings["eval"] = settings["eval"] | {"perturb": {kind: [level] for kind, level in self.plan.perturb}}
+        return settings
 
 
 def _is_of(record: EpisodeRecord, planned: Sequence[EpisodeSpec]) -> bool:
@@ -592,11 +622,16 @@ class Study:
         return list(zip(self._plans[::2], self._plans[1::2], strict=True)) if self._command.other else []
 
     def _announce(self) -> None:
+        said: set[str] = set()
         for each in self._plans:
-            self._say(announcement(each))
+            for line in announcement(each).splitlines():
+                if line not in said or not line.startswith(REMARKS):  # those of a protocol concern all its variants
+                    self._say(textwrap.fill(line, WIDE, subsequent_indent="    ") if line.startswith(REMARKS) else line)
+                said.add(line)
         for first, second in self._pairs():
             if left := remaining_differences(first, second):
-                self._say(f"note: they still differ in {', '.join(left)}")
+                text = f"note: they still differ in {', '.join(left)}"
+                self._say(textwrap.fill(text, WIDE, subsequent_indent="  "))
         seconds = expected_seconds(self._plans, Path(self._plans[0].policy))
         if seconds is not None:
             self._say(f"at most about {rounded(seconds)}, by the speed of the run that trained it")
@@ -657,8 +692,8 @@ def _check_folder(out: Path, *, goes_on: bool) -> None:
     """Refuse a folder for results that holds some already, unless these are to be continued."""
     if not goes_on and is_journal(out):
         raise ProtocolError(
-            f"{out / ASKED_FILE} exists, and results are never overwritten: name another folder, or continue with what "
-            f"was interrupted there: {shell_command('resume', out)}"
+            f"{out} holds results, and they are never overwritten: name another folder with --out DIR, or continue "
+            f"with what was interrupted there: {shell_command('resume', out)}"
         )
     if (out / FILE).exists() and not is_journal(out):
         raise ProtocolError(f"{out / FILE} exists, and results are never overwritten: name another folder")

@@ -53,7 +53,7 @@ class Evaluations:
             before = "" if self.progress.iteration else " before training"
             episodes = counted(self.config.eval.episodes, "episode")
             perturb = self.config.eval.perturb
-            how = "" if perturb is None else f", perturbed ({', '.join(perturb.ranges)})"
+            how = "" if perturb is None else f", perturbed ({perturb})"
             self.message(f"evaluating{before}: {episodes} on held-out start states{how} ...")
             self._has_evaluated = True
         with task("evaluating"):

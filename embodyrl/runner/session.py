@@ -501,7 +501,7 @@ def simulator(config: Config) -> str:
     return (
         f"{env.name} {', '.join(env.tasks[:SHOWN_TASKS])}{more}{images}   {counted(env.num_envs, 'env')}, "
         f"{_episodes(env.known_time_limit)}"
-    )
+    ) + ("" if env.perturb is None else f", perturbed ({env.perturb})")
 
 
 def _episodes(limit: int | None) -> str:

@@ -61,6 +61,15 @@ def read_robustness(run_dir: Path) -> Sequence[Robustness]:
     return rows if rows and rows[0].kind is None else []
 
 
+def measured_checkpoint(run_dir: Path) -> str:
+    """Return the name of the checkpoint of which `read_robustness` returns what was found; empty if it is unknown."""
+    try:
+        place = json.loads((run_dir / ROBUSTNESS / RESULTS_FILE).read_text())["evaluations"][0]["policy"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return Path(place).name[:100] if isinstance(place, str) else ""
+
+
 def _row(plain: Mapping[str, Any]) -> Robustness:
     row = Robustness(**plain)
     numbers = [row.success, row.success_low, row.success_high, row.drop, row.drop_low, row.drop_high, row.mean_return]

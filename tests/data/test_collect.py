@@ -135,8 +135,8 @@ def test_supervised_learning_under_perturbations_needs_demonstrations_that_were_
     fine = embodyrl("validate", *asked, "data.path=changed", cwd=tmp_path)
     assert fine.returncode == 0, fine.stderr
     for folder, other, what in (
-        ("plain", [], "in plain were recorded without perturbations - record them anew"),
-        ("changed", ["env.perturb.share=1"], "with env.perturb = {'layout': [3, 3], 'share': 0.5} - record them anew"),
+        ("plain", [], "in plain were recorded without perturbations - leave it out"),
+        ("changed", ["env.perturb.share=1"], "with env.perturb={layout: [3, 3], share: 0.5} - leave it out"),
     ):
         wrong = embodyrl("validate", *asked, *other, f"data.path={folder}", cwd=tmp_path)
         assert wrong.returncode == 2 and what in wrong.stderr and "plays no training episodes" in wrong.stderr

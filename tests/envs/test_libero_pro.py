@@ -90,6 +90,15 @@ def test_a_folder_of_assets_without_their_models(tmp_path: Path) -> None:
 
 
 @needs_pro
+@pytest.mark.parametrize(
+    "name", ["libero_goal_swap/30", "libero_goal_swap/abc", "libero_goal_swap", "libero_goal_swap/"]
+)
+def test_a_task_that_there_is_not_is_a_fault(name: str) -> None:
+    (fault,) = faults(f"env.tasks=[{name}]")
+    assert f"libero has no task '{name}'" in fault
+
+
+@needs_pro
 def test_suites_that_lack_something_are_not_offered() -> None:
     (fault,) = faults("env.tasks=[libero_goal_env/0]")
     assert "libero has no task 'libero_goal_env/0'" in fault

@@ -141,8 +141,14 @@ def test_a_saved_episode_looks_the_same_where_it_goes_on(simulator: SlotSimulato
     assert np.array_equal(result.rewards, expected.rewards)
 
 
+def _saved(simulator: SlotSimulator) -> set[str]:
+    """Return the names of what is saved of an episode, but for its perturbations."""
+    return {name for name in unpack(simulator.get_state([0])[0])[1] if not name.startswith("changes.")}
+
+
 def test_robots_and_objects_begin_elsewhere_the_same_way(simulator: SlotSimulator) -> None:
     plain = simulator.reset([0], [episode(simulator)]).proprio
+    saved = _saved(simulator)
     for kind in ("robot", "layout"):
         can = kind in simulator._seats[0].slot.perturbs
         if kind == "robot" and not can:
@@ -151,6 +157,7 @@ def test_robots_and_objects_begin_elsewhere_the_same_way(simulator: SlotSimulato
             continue
         begun = [simulator.reset([0], [episode(simulator, (kind, level))]).proprio for level in (1, 5, 5)]
         assert np.array_equal(begun[1], begun[2])
+        assert _saved(simulator) == saved, "a state has the same parts, by which `embodyrl verify` compares it"
         if kind == "robot":
             assert 0 < np.abs(begun[0] - plain).max() <= np.abs(begun[1] - plain).max()
     assert np.array_equal(simulator.reset([0], [episode(simulator)]).proprio, plain), "nothing is left of it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -96,7 +97,7 @@ def test_all_kinds_that_are_possible_are_played_on_the_same_episodes(run_dir: Pa
 
 
 def test_the_screen_shows_a_table_of_eighty_columns(run_dir: Path, screen: str) -> None:
-    assert "6 episodes of middle, without and with noise, words at levels 2, 5" in screen
+    assert "  6 episodes of middle, without and with\n  noise, words at levels 2, 5\n" in screen
     assert "not possible here: camera, light, texture, layout, robot" in screen
     [first] = [line for line in screen.splitlines() if line.startswith("kind ")]
     lines = screen[screen.index(first) :].splitlines()[:6]
@@ -104,9 +105,51 @@ def test_the_screen_shows_a_table_of_eighty_columns(run_dir: Path, screen: str) 
     assert max(map(len, lines)) <= 80 and "-0.00" not in screen
 
 
+def test_what_was_played_is_among_the_results(run_dir: Path, screen: str) -> None:
+    played = [each["settings"][0]["eval"]["perturb"] for each in results(run_dir / "robustness")["evaluations"]]
+    assert played == [None, {"noise": [2]}, {"noise": [5]}, {"words": [2]}, {"words": [5]}]
+
+
+@pytest.fixture(scope="module")
+def noisy_dir(run_dir: Path) -> Path:
+    """A run whose evaluations are perturbed."""
+    folder = run_dir.parent
+    return embodyrl.train(
+        folder / "config.yaml", [f"run.dir={folder / 'noisy'}", "run.iterations=1", "eval.perturb={noise: 5}"]
+    ).path
+
+
+def test_a_protocol_perturbs_nothing_unless_it_is_asked_to(
+    run_dir: Path, noisy_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.yaml").write_text(
+        "{title: Short, simulator: planes, episodes_per_task: 4, aspects: {horizon: {says: short, set: "
+        "{env.max_episode_steps: 20}}}}"
+    )
+    protocols = [str(tmp_path / "short.yaml"), "own"]
+    found = embodyrl.compare(noisy_dir, protocols=protocols, progress=True)
+    assert [row.settings[0]["eval"]["perturb"] is None for row in found.rows] == [True, False]
+    printed = capsys.readouterr().out
+    assert re.search(r"eval.perturb +.*noise.* +null\n", printed) and "  perturbed: noise 5\n" in printed
+    asked = embodyrl.compare(noisy_dir, overrides=["eval.perturb={noise: 1}"], protocols=protocols[:1])
+    assert asked.rows[0].settings[0]["eval"]["perturb"]["noise"] == [1]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_both_policies_play_under_the_perturbations_of_the_first(
+    run_dir: Path, noisy_dir: Path, swapped: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (noisy_dir, run_dir) if swapped else (run_dir, noisy_dir)
+    found = embodyrl.compare(first, second, progress=True)
+    ways = [row.settings[0]["eval"]["perturb"] for row in found.rows]
+    assert ways[0] == ways[1] and (ways[0] is not None) == swapped
+    printed = capsys.readouterr().out
+    assert "as for the first policy: eval.perturb = " in printed and "still differ" not in printed
+
+
 def test_the_report_has_a_section(run_dir: Path, screen: str) -> None:
     page = (run_dir / "report.html").read_text()
-    assert "<h2>Robustness</h2>" in page
+    assert "<h2>Robustness</h2>" in page and "Checkpoint 000002: the same 6 episodes" in page
     known = read_robustness(run_dir)[0].success is not None
     assert ('aria-label="success under perturbations"' in page) == known
     assert f"report: {run_dir / 'report.html'}" in screen
@@ -142,7 +185,15 @@ def test_it_goes_on_where_it_was_interrupted(run_dir: Path, screen: str, tmp_pat
         ),
         (["--compare", "other"], "--robustness is of one policy with its own settings: leave out --compare"),
         (["--protocol", "own"], "--robustness is of one policy with its own settings: leave out --protocol"),
-        ([], "exists, and results are never overwritten: name another folder, or continue with what was interrupted"),
+        (
+            [],
+            "holds results, and they are never overwritten: name another folder with --out DIR, or continue with what",
+        ),
+        (
+            ["eval.perturb={noise: 2}", "--out", "new"],
+            "eval.perturb and --robustness: episodes without a perturbation are what the",
+        ),
+        (["env.perturb.noise=2"], "env.perturb.noise=2: this perturbs training episodes, and an evaluation plays none"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(

@@ -269,7 +269,7 @@ def test_an_evaluation_goes_on_only_as_it_began(run: Path, tmp_path: Path, monke
         with pytest.raises(UserError, match=re.escape(expected)):
             embodyrl.compare(path, None, overrides, **{"resume": True, "episodes": 2, "out": out} | options)
 
-    refused(f"{asked} exists, and results are never overwritten: name another folder, or continue", resume=False)
+    refused(f"{out} holds results, and they are never overwritten: name another folder with --out DIR", resume=False)
     refused(f"{asked} is of another evaluation, so its episodes cannot be kept: evaluations[0].weights", run)
     refused("evaluations[0].parts[0].eval.episodes: 2 there, 3 now", episodes=3)
     refused("evaluations[0].parts[0].env.max_episode_steps: 60 there, 50 now", overrides=["env.max_episode_steps=50"])

@@ -152,8 +152,8 @@ def _check_models(config: Config, place: Path) -> Iterator[ConfigIssue]:
     """Yield an issue for each task of LIBERO-PRO in `env.tasks` of which the folder of assets has no model."""
     env: Any = config.env
     for index, task in enumerate(env.tasks):
-        if not (pro.has(task.partition("/")[0]) and pro.is_here()):
-            continue
+        if not (pro.has(task.partition("/")[0]) and pro.is_here() and task in known_tasks()):
+            continue  # a rule reports names that are none
         for name in sorted(pro.objects() & set(_object_types(files_of(task, env).scene.read_text()))):
             if not any(place.glob(f"*/{name}.xml")) and not any(place.glob(f"*/{name}/{name}.xml")):
                 yield ConfigIssue(

@@ -121,12 +121,14 @@ class Start:
         if level:
             offset = hand_offset(level, generator(self._episode.seed, "robot"))
             env.hand_init_pos = np.clip(own + offset, env.mocap_low, env.mocap_high)
-        env.moved_layout = self._moved if level_of(self._episode.perturb, "layout") else None
+        if level_of(self._episode.perturb, "layout"):
+            env.moved_layout = self._moved
         self._left = {True: LAYOUTS, False: LAYOUTS}
         try:
             yield
         finally:
-            env.hand_init_pos, env.moved_layout = own, None
+            env.hand_init_pos = own
+            vars(env).pop("moved_layout", None)  # a snapshot has all attributes of its own
 
     def _moved(self, env: Any, layout: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return a layout that is nearer to the edge of those that the task draws."""

@@ -20,7 +20,7 @@ from embodyrl.files import write_whole
 from embodyrl.runs import CONFIG_FILE, GRAPH_FILE, ROBUSTNESS, VIDEOS
 from embodyrl.runs.metrics import Row, seconds_of
 from embodyrl.runs.record import EvaluationRecord, RunRecord
-from embodyrl.runs.robustness import VIDEO_FILE, read_robustness
+from embodyrl.runs.robustness import VIDEO_FILE, measured_checkpoint, read_robustness
 from embodyrl.screen import counted, rounded
 from embodyrl.tracking.clock import Phase
 from embodyrl.tracking.report.charts import MOST_STACKS, PHASE_COLOURS, Item, chart, library, stacks
@@ -268,7 +268,8 @@ def robustness_of(run: RunRecord, place: Path) -> dict[str, Any] | None:
     video = run.path / ROBUSTNESS / VIDEO_FILE
     address = quote(Path(os.path.relpath(video.absolute(), place)).as_posix()) if video.is_file() else ""
     known = rows[0].success is not None
-    return {"rows": rows, "figure": Markup(robustness_svg(rows)) if known else "", "video": address}
+    figure = Markup(robustness_svg(rows)) if known else ""
+    return {"rows": rows, "figure": figure, "video": address, "checkpoint": measured_checkpoint(run.path)}
 
 
 # ---- episodes and videos

@@ -107,10 +107,12 @@ def _curves(plain: Robustness, rows: Sequence[Robustness], kinds: Sequence[str],
         yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in shown[1:])
         names.append((shown[-1][1], colour, kind))
     for wanted, colour, kind in sorted(names):  # from the top, so that names have the order of their curves
-        taken.append(_below(wanted, taken))
+        taken.append(_free(wanted, taken))
         yield f'<text x="{WIDTH - RIGHT + 6}" y="{taken[-1] + 4:.1f}" fill="{colour}">{escape(kind)}</text>'
 
 
-def _below(wanted: float, taken: Sequence[float]) -> float:
-    """Return the first height from the wanted one downwards at which a name covers no other."""
-    return next(wanted + down for down in range(0, 800) if all(abs(wanted + down - each) >= 13 for each in taken))
+def _free(wanted: float, taken: Sequence[float]) -> float:
+    """Return the height nearest to the wanted one at which a name covers no other, and is inside of the part."""
+    foot = _height(0.0, PANEL + TOP)
+    heights = (wanted + sign * far for far in range(0, 800) for sign in (1, -1))
+    return next(at for at in heights if at <= foot and all(abs(at - each) >= 13 for each in taken))
