@@ -34,7 +34,7 @@ SIMULATORS.register(
     requires=[Requirement(module=module, install=INSTALL_LIBERO) for module in ("libero", "robosuite", "bddl")],
     graphics="opengl",
     preload=("embodyrl.envs.libero.simulator", "embodyrl.envs.libero.driver:load"),
-    summary="LIBERO: 130 tabletop tasks of a Panda arm with task descriptions (robosuite, MuJoCo, CPU)",
+    summary="LIBERO: 130 tabletop tasks of a Panda arm, and 320 of LIBERO-PRO (robosuite, MuJoCo, CPU)",
 )
 SIMULATORS.register(
     "maniskill",
