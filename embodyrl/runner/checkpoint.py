@@ -63,6 +63,12 @@ class CheckpointError(UserError):
     """Raised when a checkpoint is missing, incomplete, altered, or of another version."""
 
 
+class NoCheckpointError(CheckpointError):
+    """Raised when a path leads to no checkpoint; nothing was started."""
+
+    exit_code = 2
+
+
 class VersionError(CheckpointError):
     """Raised when another version of embodyrl wrote the checkpoint; that is no damage."""
 
@@ -143,13 +149,13 @@ def find(path: Path, needs: Needs = everything) -> Found:
     if not path.exists() and path.name in (LAST, BEST):
         path = _of_newest_run(path)
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist: give a run directory, or one of its {CHECKPOINTS}/ folders")
+        raise NoCheckpointError(f"{path} does not exist: give a run directory, or one of its {CHECKPOINTS}/ folders")
     is_run = (path / CHECKPOINTS).is_dir() or (path / CONFIG_FILE).is_file()
     place = path.resolve()
     if is_run and not (place / MANIFEST).exists():
         return _find_in_run(path, needs)
     if not (place / MANIFEST).is_file():
-        raise CheckpointError(
+        raise NoCheckpointError(
             f"{path} is not a checkpoint (no {MANIFEST}): give a run directory or one of its {CHECKPOINTS}/ folders"
         )
     try:
