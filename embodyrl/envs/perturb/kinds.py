@@ -96,7 +96,16 @@ def drawn_perturbation(settings: TrainingPerturbations, seed: int) -> list[tuple
 
 def drawn_levels(settings: PerturbationLevels, draw: np.random.Generator) -> list[tuple[str, int]]:
     """Draw a level for each kind that is named."""
-    return [(kind, int(draw.integers(low, high + 1))) for kind, (low, high) in settings.ranges.items()]
+    named = {
+        "camera": settings.camera,
+        "light": settings.light,
+        "texture": settings.texture,
+        "layout": settings.layout,
+        "robot": settings.robot,
+        "noise": settings.noise,
+        "words": settings.words,
+    }
+    return [(kind, int(draw.integers(own[0], own[-1] + 1))) for kind, own in named.items() if own]
 
 
 _BITS = 3
