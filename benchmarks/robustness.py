@@ -39,7 +39,7 @@ Row = dict[str, Any]
 def once(made: Path, seconds: Seconds, *words: str) -> None:
     """Run the program unless what it makes is there."""
     if not made.exists():
-        timed(str(made.parent), seconds, *words)
+        timed(made.parent.name.replace("meta", "demonstrations"), seconds, *words)
 
 
 def one_run(model: str, seed: int, work: Path, trained: str) -> Row:
