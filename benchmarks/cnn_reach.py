@@ -13,14 +13,13 @@ each seed on two cores.
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 from pathlib import Path
 from typing import Any
 
 from tiny_vla import Seconds, timed
-from tiny_vla_report import PAGES, RESULTS, SMOOTHED, TEXTS, smoothed
+from tiny_vla_report import PAGES, RESULTS, SMOOTHED, TEXTS, seeds_and_work, smoothed
 
 NAME = "metaworld_reach_cnn"
 SHORT = 10
@@ -143,12 +142,7 @@ def table(heads: list[str], cells: list[list[str]], rows: list[Row]) -> str:
 
 def main() -> None:
     """Run all seeds, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--work", type=Path, help="folder for demonstrations and runs; must not exist")
-    what.add_argument("--report", action="store_true", help="write the page from what was measured")
-    arguments = parser.parse_args()
+    arguments = seeds_and_work(__doc__).parse_args()
     if arguments.report:
         report()
         return

@@ -9,13 +9,12 @@ RLPD. Evaluations are of the start states that neither showed. Runs that are in 
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 from tiny_vla import Seconds, timed
-from tiny_vla_report import PAGES, RESULTS, TEXTS
+from tiny_vla_report import PAGES, RESULTS, TEXTS, seeds_and_work
 
 from embodyrl.tracking.intervals import wilson_interval
 
@@ -74,12 +73,7 @@ def report() -> None:
 
 def main() -> None:
     """Run all seeds, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--work", type=Path, help="folder for demonstrations and runs")
-    what.add_argument("--report", action="store_true", help="write the page from what was measured")
-    asked = parser.parse_args()
+    asked = seeds_and_work(__doc__).parse_args()
     if asked.report:
         report()
         return

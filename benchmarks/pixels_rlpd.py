@@ -12,14 +12,13 @@ minutes for each seed on two cores. Runs that are in the folder already are not 
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from tiny_vla import Seconds, timed
-from tiny_vla_report import RESULTS
+from tiny_vla_report import RESULTS, seeds_and_work
 
 from embodyrl.tracking.intervals import wilson_interval
 
@@ -101,12 +100,8 @@ def report() -> None:
 
 def main() -> None:
     """Run all seeds, or print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser = seeds_and_work(__doc__)
     parser.add_argument("--dense", action="store_true", help="the simulator's reward, without demonstrations")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--work", type=Path, help="folder for demonstrations and runs")
-    what.add_argument("--report", action="store_true", help="print tables of what was measured")
     arguments = parser.parse_args()
     if arguments.report:
         report()

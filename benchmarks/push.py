@@ -11,7 +11,6 @@ cores. Runs that are in the folder already are not made again.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from tiny_vla import Seconds, timed
-from tiny_vla_report import RESULTS
+from tiny_vla_report import RESULTS, seeds_and_work
 
 from embodyrl.data.reader import Dataset
 from embodyrl.data.writer import DatasetWriter
@@ -120,12 +119,7 @@ def report() -> None:
 
 def main() -> None:
     """Run all seeds, or print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--work", type=Path, help="folder for demonstrations and runs")
-    what.add_argument("--report", action="store_true", help="print tables of what was measured")
-    arguments = parser.parse_args()
+    arguments = seeds_and_work(__doc__).parse_args()
     if arguments.report:
         report()
         return

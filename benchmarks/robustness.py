@@ -3,8 +3,8 @@
 For every seed: a CNN that learns MetaWorld reach by PPO (metaworld_reach_cnn), or a tiny SmolVLA that learns the two
 faucets from demonstrations and then by GRPO (tiny_smolvla_sft, tiny_smolvla_grpo); each once as shipped and once with
 `env.perturb` of camera and light, from the same seed and with as many steps. Both then play the same held-out episodes
-with `embodyrl eval --robustness`. About half an hour for each seed and model on two cores; what is there is kept, so a
-run that was stopped goes on with the same command.
+with `embodyrl eval --robustness`. About 45 CPU minutes for each seed of the CNN, and 30 of SmolVLA. What is there is
+kept, and what was stopped with Ctrl-C goes on with the same command.
 
     python benchmarks/robustness.py --model cnn --work DIR      # writes benchmarks/results/robustness_cnn.json
     python benchmarks/robustness.py --model smolvla --work DIR
@@ -13,7 +13,6 @@ run that was stopped goes on with the same command.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from tiny_vla import Seconds, timed
-from tiny_vla_report import PAGES, RESULTS, TEXTS
+from tiny_vla_report import PAGES, RESULTS, TEXTS, seeds_and_work
 
 PERTURB = "env.perturb={camera: [1, 5], light: [1, 5], share: 0.5}"
 EPISODES = 200
@@ -36,10 +35,19 @@ STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 Row = dict[str, Any]
 
 
-def once(made: Path, seconds: Seconds, *words: str) -> None:
-    """Run the program unless what it makes is there."""
-    if not made.exists():
-        timed(made.parent.name.replace("meta", "demonstrations"), seconds, *words)
+def once(folder: Path, seconds: Seconds, *words: str) -> None:
+    """Run the program unless what it makes in a folder is there; it goes on with what was interrupted."""
+    if not is_complete(folder):
+        timed(folder.name, seconds, *(["resume", str(folder)] if folder.exists() else words))
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether demonstrations, a run or an evaluation have come to their end."""
+    results = folder / "results.json"
+    if results.exists():
+        found: bool = json.loads(results.read_text())["complete"]
+        return found
+    return (folder / "summary.json").exists() or (folder / "meta" / "info.json").exists()
 
 
 def one_run(model: str, seed: int, work: Path, trained: str) -> Row:
@@ -52,22 +60,22 @@ def one_run(model: str, seed: int, work: Path, trained: str) -> Row:
         demonstrations, sft = work / "demonstrations", work / "sft"
         first = ["tiny_smolvla_sft", *common, *changes, f"data.path={demonstrations}"]
         recording = ["env.end_at_success=false", "--episodes", "300", "--pushes", "1.5", "--after-success", "3"]
-        once(demonstrations / "meta" / "info.json", seconds, "collect", *first, *recording)
-        once(sft / "summary.json", seconds, "run", *first, f"run.dir={sft}")
+        once(demonstrations, seconds, "collect", *first, *recording)
+        once(sft, seconds, "run", *first, f"run.dir={sft}")
         start = [f"model.checkpoint={sft}/checkpoints/last/policy"]
     run = work / "run"
     settings = [f"run.iterations={ITERATIONS[model]}", "run.eval_every=0", f"eval.episodes={EPISODES}"]
     words = ["run", EXPERIMENT[model], *common, *changes, *start, *settings, f"run.dir={run}"]
-    once(run / "summary.json", seconds, *words)
-    results = run / "robustness" / "results.json"
-    once(results, seconds, "eval", str(run), "--robustness", "--levels", LEVEL)
+    once(run, seconds, *words)
+    robustness = run / "robustness"
+    once(robustness, seconds, "eval", str(run), "--robustness", "--levels", LEVEL)
     summary = json.loads((run / "summary.json").read_text())
     return {
         "seed": seed,
         "trained": trained,
         "iterations": summary["iterations"],
         "env_steps": summary["env_steps"],
-        "robustness": json.loads(results.read_text())["robustness"],
+        "robustness": json.loads((robustness / "results.json").read_text())["robustness"],
         "seconds": seconds,
     }
 
@@ -118,12 +126,8 @@ def report() -> None:
 
 def main() -> None:
     """Run all seeds, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser = seeds_and_work(__doc__)
     parser.add_argument("--model", choices=EXPERIMENT, default="cnn")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--work", type=Path, help="folder for demonstrations and runs")
-    what.add_argument("--report", action="store_true", help="write the page from what was measured")
     asked = parser.parse_args()
     if asked.report:
         report()

@@ -25,6 +25,16 @@ SMOOTHED = 5
 Row = dict[str, Any]
 
 
+def seeds_and_work(description: str | None) -> argparse.ArgumentParser:
+    """Return the arguments of a benchmark that runs seeds in a folder, or reports what it measured before."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--work", type=Path, help="folder for demonstrations and runs")
+    what.add_argument("--report", action="store_true", help="write or print what was measured")
+    return parser
+
+
 def write_page(name: str) -> None:
     """Write a page from the committed numbers."""
     measured = json.loads((RESULTS / f"{name}.json").read_text())

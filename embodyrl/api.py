@@ -364,12 +364,13 @@ def evaluate(
     video = _video(video)
     loaded, weights, place = _saved(path, _wanted(overrides, episodes, sample), config, trust=trust, progress=progress)
 
+    from embodyrl.envs.perturb.kinds import perturbed
     from embodyrl.evaluation.study import Part, acting, play_in
     from embodyrl.runner.evaluation import VideoRecorder, held_out_episodes
 
     settings = loaded.config
     asked = counted(settings.eval.episodes, "episode")
-    how = "" if settings.eval.perturb is None else f", perturbed ({settings.eval.perturb})"
+    how = perturbed(settings.eval.perturb)
     _say(progress, f"evaluating {place}: {asked} of {', '.join(settings.env.tasks)}{how}")
     with showing() if progress else nullcontext(), acting(Part(loaded=loaded, weights=weights)) as (manager, engine):
         chosen = held_out_episodes(settings)
@@ -563,7 +564,11 @@ def _robustness(
 
 
 def _wanted(overrides: object, episodes: int | None, sample: bool) -> list[str]:
-    """Return overrides with those that have arguments of their own."""
+    """Return overrides of an evaluation with those that have arguments of their own.
+
+    Raises:
+        PerturbationError: they perturb training episodes, which would do nothing.
+    """
     count, named = [] if episodes is None else [f"eval.episodes={episodes}"], _checked(overrides)
     for text in named:
         if text.partition("=")[0].strip().split(".")[:2] == ["env", "perturb"]:

@@ -209,13 +209,15 @@ def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[Simulators,
 
 
 def _title(loaded: LoadedConfig, options: Options) -> str:
+    from embodyrl.envs.perturb.kinds import perturbed
+
     env = loaded.config.env
     who = f"policy {options.policy}" if options.policy else f"the scripted expert of {env.name}"
     what = "successful episodes" if options.keep is Keep.successes else "episodes"
     more = f" and {counted(len(env.tasks) - 3, 'other task')}" if len(env.tasks) > 3 else ""
     tasks = ", ".join(env.tasks[:3]) + more
-    return f"recording {options.episodes} {what} of {tasks} by {who}   seed {loaded.config.seed}" + (
-        "" if env.perturb is None else f"\n  perturbed: {env.perturb}"
+    return (
+        f"recording {options.episodes} {what} of {tasks} by {who}{perturbed(env.perturb)}   seed {loaded.config.seed}"
     )
 
 

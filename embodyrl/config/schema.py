@@ -370,7 +370,7 @@ class TrainingPerturbations(PerturbationLevels):
 
     def __str__(self) -> str:
         part = "" if self.share == 1.0 else f" in a share of {self.share:g}"
-        return super().__str__() + part + (f", growing over {self.ramp} iterations" if self.ramp else "")
+        return super().__str__() + part + (f", growing over iterations 0 to {self.ramp}" if self.ramp else "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,16 +28,13 @@ LONGEST_PUSH = 3
 def demonstration_episodes(env: EnvConfig, seed: int) -> list[EpisodeSpec]:
     """Return all episodes that may be recorded: tasks in turn, each from the training start states 0, 1, ...;
     perturbed as `env.perturb` says, with the levels at the end of its `ramp`."""
-    settings = env.perturb
     return [
         EpisodeSpec(
             task=task,
             start_state=state,
             seed=derive_seed(seed, "demonstrations", number),
             group=number,
-            perturb=()
-            if settings is None
-            else tuple(drawn_perturbation(settings, derive_seed(seed, "demonstrations/perturb", number))),
+            perturb=drawn_perturbation(env.perturb, derive_seed(seed, "demonstrations/perturb", number)),
         )
         for number, (state, task) in enumerate((state, task) for state in range(env.start_states) for task in env.tasks)
     ]

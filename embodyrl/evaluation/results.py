@@ -213,27 +213,25 @@ class Comparison:
         return table(lines)
 
     def _by_task(self) -> str:
-        """Return the solved episodes of each task: one column if no task is played twice, as by the variants of a
-        protocol, else one for each row, side by side as far as the screen is wide."""
+        """Return the solved episodes of each task, those of rows with tasks in common side by side as far as the screen
+        is wide; variants of a protocol play tasks of their own."""
         counts = {task: [self._counted(row, task) for row in self.rows] for task in self.tasks()}
-        if all(sum(each is not None for each in cells) == 1 for cells in counts.values()):
-            return table([("task", "solved"), *((task, *filter(None, cells)) for task, cells in counts.items())])
-        widest = max(map(len, counts))
-        blocks: list[list[int]] = [[]]
-        for number, row in enumerate(self.rows):
-            taken = widest + sum(2 + max(len(self.rows[other].label), 5) for other in blocks[-1])
-            if blocks[-1] and taken + 2 + len(row.label) > WIDE:
-                blocks.append([])
-            blocks[-1].append(number)
-        return "\n\n".join(
-            table(
-                [
-                    ("task", *(self.rows[number].label for number in block)),
-                    *((task, *(cells[number] or "-" for number in block)) for task, cells in counts.items()),
-                ]
-            )
-            for block in blocks
-        )
+        widest, blocks = max(map(len, counts)), list[list[int]]()
+        for number in range(len(self.rows)):
+            tasks = {task for task, cells in counts.items() if cells[number] is not None}
+            last = blocks[-1] if blocks else []
+            columns = widest + sum(2 + max(len(self.rows[other].label), 5) for other in (*last, number))
+            if columns <= WIDE and any(counts[task][other] for task in tasks for other in last):
+                last.append(number)
+            else:
+                blocks.append([number])
+        return "\n\n".join(self._of_tasks(counts, block) for block in blocks)
+
+    def _of_tasks(self, counts: Mapping[str, Sequence[str | None]], block: Sequence[int]) -> str:
+        """Return the table of some rows, with the tasks that they played."""
+        shown = {task: [cells[number] for number in block] for task, cells in counts.items()}
+        lines = [(task, *(cell or "-" for cell in cells)) for task, cells in shown.items() if any(cells)]
+        return table([("task", *(self.rows[number].label for number in block)), *lines])
 
     @staticmethod
     def _counted(row: Row, task: str) -> str | None:

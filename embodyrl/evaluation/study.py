@@ -250,7 +250,7 @@ def beside(first: Plan, load: Load, overrides: Sequence[str], policy: str, proto
         if key in SHARED and key in has and key not in given and has[key] != value
     }
     ways = [None if each is None else each.named for each in (config.config.eval.perturb, first.base.eval.perturb)]
-    if ways[0] != ways[1] and not perturbs(given):
+    if ways[0] != ways[1] and PERTURBED not in given:
         has, shared = has | {PERTURBED: ways[0]}, shared | {PERTURBED: ways[1]}
 
     def load_alike(texts: Sequence[str]) -> tuple[LoadedConfig, Path | None]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embodyrl.config.schema import PerturbationLevels, TrainingPerturbations
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import StepResult
-from embodyrl.envs.perturb.kinds import drawn_levels, drawn_perturbation
+from embodyrl.envs.perturb.kinds import Perturbation, drawn_levels, drawn_perturbation
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.intervals import outcomes
@@ -91,7 +91,7 @@ def evaluation_episodes(
 ) -> list[EpisodeSpec]:
     """Return the evaluation episodes, the same for every evaluation of a run: tasks in turn, each of them from start
     states `first_start_state`, `first_start_state + 1`, ...; all of them perturbed, or none."""
-    drawn: list[list[tuple[str, int]]] = [[] for _ in range(count)]
+    drawn: list[Perturbation] = [()] * count
     if perturb is not None:
         seeds = (derive_seed(seed, "eval/perturb", number) for number in range(count))
         drawn = [drawn_levels(perturb, np.random.default_rng(each)) for each in seeds]
@@ -101,7 +101,7 @@ def evaluation_episodes(
             start_state=first_start_state + number // len(tasks),
             seed=derive_seed(seed, "eval", number),
             group=number,
-            perturb=tuple(drawn[number]),
+            perturb=drawn[number],
         )
         for number in range(count)
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embodyrl.config.schema import KeepBest
+from embodyrl.envs.perturb.kinds import perturbed
 from embodyrl.files import write_whole
 from embodyrl.rollout.episodes import EARLY_SUCCESS
 from embodyrl.runner.callbacks import Callbacks
@@ -52,8 +53,7 @@ class Evaluations:
         if not self._has_evaluated:
             before = "" if self.progress.iteration else " before training"
             episodes = counted(self.config.eval.episodes, "episode")
-            perturb = self.config.eval.perturb
-            how = "" if perturb is None else f", perturbed ({perturb})"
+            how = perturbed(self.config.eval.perturb)
             self.message(f"evaluating{before}: {episodes} on held-out start states{how} ...")
             self._has_evaluated = True
         with task("evaluating"):

@@ -20,6 +20,7 @@ from embodyrl.config.plugins import KEY_PLACE, can_sign, code_of_its_own, where_
 from embodyrl.config.rules import fact, replay_of
 from embodyrl.config.schema import Config, Device, OnLoss, PlacementBackend, Precision, RolloutMode
 from embodyrl.envs import SimulatorSpec
+from embodyrl.envs.perturb.kinds import perturbed
 from embodyrl.errors import DiskFull, UserError, shell_command, without_controls
 from embodyrl.models.saved import other_options, unread_note, weight_type
 from embodyrl.placement.cuda import has_nvidia_gpu, set_up_cuda, why_no_cuda
@@ -500,8 +501,8 @@ def simulator(config: Config) -> str:
     images = f"   cameras {', '.join(env.cameras)} ({size}{frames})" if env.cameras else ""
     return (
         f"{env.name} {', '.join(env.tasks[:SHOWN_TASKS])}{more}{images}   {counted(env.num_envs, 'env')}, "
-        f"{_episodes(env.known_time_limit)}"
-    ) + ("" if env.perturb is None else f", perturbed ({env.perturb})")
+        f"{_episodes(env.known_time_limit)}{perturbed(env.perturb)}"
+    )
 
 
 def _episodes(limit: int | None) -> str:

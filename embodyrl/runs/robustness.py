@@ -54,8 +54,7 @@ def read_robustness(run_dir: Path) -> Sequence[Robustness]:
     """Return what was found of a run's policy, the first without perturbation; empty if nothing was, or if it cannot
     be read."""
     try:
-        found = json.loads((run_dir / ROBUSTNESS / RESULTS_FILE).read_text())[ROBUSTNESS]
-        rows = [_row(each) for each in found]
+        rows = [_row(each) for each in _read(run_dir)[ROBUSTNESS]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return rows if rows and rows[0].kind is None else []
@@ -64,10 +63,14 @@ def read_robustness(run_dir: Path) -> Sequence[Robustness]:
 def measured_checkpoint(run_dir: Path) -> str:
     """Return the name of the checkpoint of which `read_robustness` returns what was found; empty if it is unknown."""
     try:
-        place = json.loads((run_dir / ROBUSTNESS / RESULTS_FILE).read_text())["evaluations"][0]["policy"]
+        place = _read(run_dir)["evaluations"][0]["policy"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return ""
     return Path(place).name[:100] if isinstance(place, str) else ""
+
+
+def _read(run_dir: Path) -> Any:
+    return json.loads((run_dir / ROBUSTNESS / RESULTS_FILE).read_text())
 
 
 def _row(plain: Mapping[str, Any]) -> Robustness:

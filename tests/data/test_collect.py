@@ -130,6 +130,7 @@ def test_supervised_learning_under_perturbations_needs_demonstrations_that_were_
     asked = [*words, "env.perturb={layout: 3, share: 0.5}"]
     done = embodyrl("collect", *asked, "--out", "changed", "--episodes", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "perturbed (layout 3 in a share of 0.5)" in done.stdout
     plain = embodyrl("collect", *words, "--out", "plain", "--episodes", "2", cwd=tmp_path)
     assert plain.returncode == 0, plain.stderr
     fine = embodyrl("validate", *asked, "data.path=changed", cwd=tmp_path)

@@ -7,6 +7,7 @@ import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 import embodyrl
 from embodyrl.cli.main import app
+from embodyrl.config.schema import KINDS
 from embodyrl.errors import UserError
 from embodyrl.evaluation.results import Comparison, Pairs, Row, newcombe_interval
 from embodyrl.evaluation.robustness import degradations, grid_of, robustness_text, worst
@@ -65,6 +67,10 @@ def results(folder: Path) -> dict[str, Any]:
 
 def test_a_run_plays_perturbed_episodes_and_evaluates_plain_ones(run_dir: Path) -> None:
     assert embodyrl.verify(run_dir, episodes=6).exit_code == 0, "its evaluation is as it was, bit for bit"
+    assert (
+        "perturbed (noise 1 to 3, words 2 in a share of 0.5, growing over iterations 0 to 1)"
+        in (run_dir / "run.log").read_text()
+    )
     plain, noisy = (embodyrl.evaluate(run_dir, each) for each in ([], ["eval.perturb.noise=5"]))
     assert plain.mean_return != noisy.mean_return
     assert noisy.mean_return == embodyrl.evaluate(run_dir, ["eval.perturb={noise: 5}"]).mean_return
@@ -277,6 +283,20 @@ def test_table_and_figure_show_every_evaluation() -> None:
     curves = list(root.iter("{http://www.w3.org/2000/svg}polyline"))
     heights = [float(pair.split(",")[1]) for pair in curves[0].attrib["points"].split()]
     assert heights == sorted(heights) and len(heights) == 3, "less success is further down"
+
+
+def test_names_of_many_curves_stay_inside_of_the_figure() -> None:
+    labels = [f"{kind} {level}" for kind in KINDS for level in (1, 5)]
+    rows = degradations(Comparison(rows=(row("none", "1100"), *(row(label, "0000") for label in labels))))
+    root = ElementTree.fromstring(robustness_svg(rows))
+    names = {kind: [] for kind in KINDS}
+    for each in root.iter("{http://www.w3.org/2000/svg}text"):
+        if each.text in names:
+            names[each.text].append(float(each.attrib["y"]))
+    heights = sorted(max(places) for places in names.values())
+    assert heights[-1] < float(root.attrib["height"]), "none is cut off at the bottom"
+    curves = sorted(places[1] for places in names.values())
+    assert all(two - one >= 13 for one, two in pairwise(curves)), "none covers another"
 
 
 def test_success_that_is_unknown_is_left_out_of_table_and_figure() -> None:

@@ -39,12 +39,10 @@ def test_rows_with_the_same_tasks_stand_side_by_side_up_to_the_width_of_the_scre
     assert " ".join(blocks).count("1/2") == 4 and " ".join(blocks).count("1/1") == 4
 
 
-def test_variants_of_a_protocol_play_tasks_of_their_own_which_take_one_column() -> None:
-    rows = [row(name, {f"{name}/{task}": [True, False, task == 0] for task in (0, 1)}) for name in ("plain", "changed")]
-    assert by_task(*rows).splitlines() == [
-        "task       solved",
-        "plain/0       2/3",
-        "plain/1       1/3",
-        "changed/0     2/3",
-        "changed/1     1/3",
+def test_variants_of_a_protocol_play_tasks_of_their_own_in_tables_of_their_own() -> None:
+    outcomes = {name: {f"{name}/{task}": [True, False, task == 0] for task in (0, 1)} for name in ("own", "changed")}
+    rows = [row("one", outcomes["own"]), row("other", outcomes["own"]), row("other changed", outcomes["changed"])]
+    assert Comparison(rows=tuple(rows)).text().split("\n\n")[-2:] == [
+        "task   one  other\nown/0  2/3    2/3\nown/1  1/3    1/3",
+        "task       other changed\nchanged/0            2/3\nchanged/1            1/3",
     ]

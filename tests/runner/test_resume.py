@@ -18,7 +18,7 @@ from small_runs import WEIGHTS, Run, Runs, copy_of, resumed
 from embodyrl.cli import train
 from embodyrl.config import load_config
 from embodyrl.errors import RunError, UserError, shell_command
-from embodyrl.runner.checkpoint import CheckpointError, verify
+from embodyrl.runner.checkpoint import CheckpointError, NoCheckpointError, verify
 from embodyrl.runner.rundir import RunDirError
 
 ONCE = "run.iterations=1"
@@ -219,9 +219,9 @@ def test_a_run_in_use_is_left_alone_and_a_signal_saves_it_to_go_on(small_runs: R
 
 
 def test_what_is_no_checkpoint_is_refused_in_words(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="does not exist: give a run directory"):
+    with pytest.raises(NoCheckpointError, match="does not exist: give a run directory"):
         train.evaluate(tmp_path / "nowhere", [])
-    with pytest.raises(CheckpointError, match=r"is not a checkpoint \(no manifest\.json\)"):
+    with pytest.raises(NoCheckpointError, match=r"is not a checkpoint \(no manifest\.json\)"):
         train.evaluate(tmp_path, [])
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match=r"holds no checkpoint \(no checkpoints/last\)"):

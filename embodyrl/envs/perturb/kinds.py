@@ -88,13 +88,18 @@ def checked(perturb: Iterable[tuple[str, int]]) -> Perturbation:
 # ---- kinds and levels of an episode
 
 
-def drawn_perturbation(settings: TrainingPerturbations, seed: int) -> list[tuple[str, int]]:
+def perturbed(settings: PerturbationLevels | None) -> str:
+    """Return what follows the description of episodes on the screen: `, perturbed (camera 2)`; empty without any."""
+    return "" if settings is None else f", perturbed ({settings})"
+
+
+def drawn_perturbation(settings: TrainingPerturbations | None, seed: int) -> Perturbation:
     """Draw the kinds and levels of a training episode at the end of `ramp`; none for the share that is as without."""
     draw = np.random.default_rng(seed)
-    return drawn_levels(settings, draw) if draw.random() < settings.share else []
+    return () if settings is None or draw.random() >= settings.share else drawn_levels(settings, draw)
 
 
-def drawn_levels(settings: PerturbationLevels, draw: np.random.Generator) -> list[tuple[str, int]]:
+def drawn_levels(settings: PerturbationLevels, draw: np.random.Generator) -> Perturbation:
     """Draw a level for each kind that is named."""
     named = {
         "camera": settings.camera,
@@ -105,7 +110,7 @@ def drawn_levels(settings: PerturbationLevels, draw: np.random.Generator) -> lis
         "noise": settings.noise,
         "words": settings.words,
     }
-    return [(kind, int(draw.integers(own[0], own[-1] + 1))) for kind, own in named.items() if own]
+    return tuple((kind, int(draw.integers(own[0], own[-1] + 1))) for kind, own in named.items() if own)
 
 
 _BITS = 3
