@@ -15,7 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.config import ConfigError, LoadedConfig, to_plain
-from embodyrl.config.build import differences, flat
+from embodyrl.config.build import differences, flat, plain_value
 from embodyrl.config.infos import model_info, simulator_info
 from embodyrl.config.issues import COMMAND_LINE, Location, dotted
 from embodyrl.config.rules import fact
@@ -249,16 +249,18 @@ def beside(first: Plan, load: Load, overrides: Sequence[str], policy: str, proto
         for key, value in own.items()
         if key in SHARED and key in has and key not in given and has[key] != value
     }
-    ways = [None if each is None else each.named for each in (config.config.eval.perturb, first.base.eval.perturb)]
-    if ways[0] != ways[1] and PERTURBED not in given:
-        has, shared = has | {PERTURBED: ways[0]}, shared | {PERTURBED: ways[1]}
+    alike = {key: (has[key], value) for key, value in shared.items()}
+    before, perturb = config.config.eval.perturb, first.base.eval.perturb
+    if before != perturb and PERTURBED not in given:
+        shared[PERTURBED] = plain_value(perturb)  # every kind, since a section on the command line is merged
+        alike[PERTURBED] = (before and str(before), perturb and str(perturb))
 
     def load_alike(texts: Sequence[str]) -> tuple[LoadedConfig, Path | None]:
         named = {text.partition("=")[0] for text in texts}
         return load([*as_overrides({key: value for key, value in shared.items() if key not in named}), *texts])
 
     second = plan(load_alike, overrides, policy, protocol, label=policy)
-    return dataclasses.replace(second, alike={key: (has[key], value) for key, value in shared.items()})
+    return dataclasses.replace(second, alike=alike)
 
 
 # ---------------------------------------------------------------------------------------------------------- announcing

@@ -151,6 +151,9 @@ def test_both_policies_play_under_the_perturbations_of_the_first(
     assert ways[0] == ways[1] and (ways[0] is not None) == swapped
     printed = capsys.readouterr().out
     assert "as for the first policy: eval.perturb = " in printed and "still differ" not in printed
+    found = embodyrl.compare(first, second, overrides=["eval.perturb.words=1"])
+    ways = [row.settings[0]["eval"]["perturb"] for row in found.rows]
+    assert ways[0] == ways[1] and ways[0]["words"] == [1] and bool(ways[0]["noise"]) == swapped
 
 
 def test_the_report_has_a_section(run_dir: Path, screen: str) -> None:
