@@ -36,6 +36,11 @@ class Aggregation(ReplayLearner):
         self._first_steps = self.algorithm.off_policy.imitation.first_steps
 
     @property
+    def learns_before_rollouts(self) -> bool:
+        """See `ReplayLearner`."""
+        return self._first_steps > 0
+
+    @property
     def acts_randomly_first(self) -> bool:
         """See `ReplayLearner`: the policy has to get into states by itself."""
         return False

@@ -76,9 +76,9 @@ class ImplicitQ(CriticLearner):
         return CriticEncoder(simulator, policy.spec.chunk_size, seed)
 
     @property
-    def acts_randomly_first(self) -> bool:
+    def learns_before_rollouts(self) -> bool:
         """See `ReplayLearner`."""
-        return self.settings.offline_iterations == 0
+        return self.settings.offline_iterations > 0
 
     def sampler(self, replay: Replay, transitions: Transitions | None) -> DemonstrationSampler | None:
         """See `ReplayLearner`."""

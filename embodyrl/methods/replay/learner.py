@@ -62,9 +62,15 @@ class ReplayLearner(Learner):
         """What scales observations."""
 
     @property
+    def learns_before_rollouts(self) -> bool:
+        """Whether the policy learns from demonstrations before it sees a rollout. It then keeps the statistics that it
+        learned with."""
+        return False
+
+    @property
     def acts_randomly_first(self) -> bool:
-        """Whether rollouts begin with random actions: nothing has been learned before."""
-        return True
+        """Whether rollouts begin with random actions."""
+        return not self.learns_before_rollouts
 
     def explores(self, replay: Replay | None) -> bool:
         """See `Learner`: until the replay holds `start_after` decisions, unless it is filled again."""
@@ -96,7 +102,7 @@ class ReplayLearner(Learner):
 
     def remembered(self, batch: TrajectoryBatch, replay: Replay, iteration: Iteration) -> None:
         """Take note of the rollout that has been added to the replay."""
-        self.statistics.go_on(batch, replay, iteration)
+        self.statistics.go_on(batch, replay, iteration, policy_keeps=self.learns_before_rollouts)
 
     def progress(self, replay: Replay) -> dict[str, float]:
         """Return metrics of an iteration besides those of its steps."""

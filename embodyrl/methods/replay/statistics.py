@@ -24,13 +24,25 @@ if TYPE_CHECKING:
 
 MOST_CLIPPED = 0.05
 """Share of clipped numbers in a rollout above which there is a warning."""
+CONTINUED = (
+    "The statistics continue with every rollout; if train/clipped_features stays high, collect more at random first "
+    "(raise algorithm.off_policy.replay.start_after)"
+)
+"""What to do where statistics continue."""
+KEPT = (
+    "The statistics stay those of the demonstrations that the policy learned from first: record more of them, or from "
+    "more varied starts (embodyrl collect --pushes N)"
+)
+"""What to do where they stay."""
 
 
 class Statistics:
     """Means and deviations of what has been seen, over all ranks.
 
     They continue as long as rollouts do, as those of on-policy methods: what begins with random actions later sees what
-    lies ten deviations away from all of it, where numbers are clipped and can no longer be distinguished.
+    lies ten deviations away from all of it, where numbers are clipped and can no longer be distinguished. But a policy
+    that learns from demonstrations first keeps those of the demonstrations: where the place of an object hardly varies
+    there and does in rollouts, other statistics would make another policy of it.
 
     Args:
         engine: knows ranks and device.
@@ -45,23 +57,33 @@ class Statistics:
         }
         """Those that do, and what scales it."""
 
-    def add(self, seen: Tensor, of: SoftPolicy | CriticEncoder) -> float:
-        """Add what has been seen to the statistics of one of `observers`.
+    def clipped(self, seen: Tensor, of: SoftPolicy | CriticEncoder) -> float:
+        """Return the share of what has been seen that one of `observers` clips; 0 without statistics.
 
         Args:
             seen: the column `scaled` of this rank's observations, `[M, ...]`.
             of: whose.
-
-        Returns:
-            The share of its numbers that were clipped by the statistics before; 0 if there were none.
         """
-        scaling = self.observers[of]
-        everyone = torch.cat(self._ranks.gather_rows(seen)).to(self._device)
-        if not len(everyone):  # a rollout whose simulators all died; a mean of nothing would be NaN
-            return 0.0
-        clipped = float(scaling.clipped(everyone)) if scaling.count else 0.0
-        of.update_statistics({of.scaled: everyone})
+        return self._clipped(self._everyone(seen), of)
+
+    def add(self, seen: Tensor, of: SoftPolicy | CriticEncoder) -> float:
+        """Add what has been seen to the statistics of one of `observers`; returns the share that was `clipped` by those
+        before."""
+        everyone = self._everyone(seen)
+        clipped = self._clipped(everyone, of)
+        if len(everyone):
+            of.update_statistics({of.scaled: everyone})
         return clipped
+
+    def _everyone(self, seen: Tensor) -> Tensor:
+        """Return what all ranks have seen."""
+        return torch.cat(self._ranks.gather_rows(seen)).to(self._device)
+
+    def _clipped(self, everyone: Tensor, of: SoftPolicy | CriticEncoder) -> float:
+        scaling = self.observers[of]
+        if not scaling.count or not len(everyone):  # all simulators may have died, and a mean of nothing would be NaN
+            return 0.0
+        return float(scaling.clipped(everyone))
 
     def begin(self, replay: Replay | None, transitions: Transitions | None) -> None:
         """Begin with all that has been seen, and shown, where there are none yet: from a checkpoint, or from imitation
@@ -76,22 +98,29 @@ class Statistics:
             if parts and not scaling.count:
                 self.add(torch.cat(parts), one)
 
-    def go_on(self, batch: TrajectoryBatch, replay: Replay, iteration: Iteration) -> None:
-        """Add a rollout's observations, once there are any statistics; warn of what the policy cannot see."""
+    def go_on(self, batch: TrajectoryBatch, replay: Replay, iteration: Iteration, *, policy_keeps: bool) -> None:
+        """Add a rollout's observations, once there are any statistics; warn of what the policy cannot see.
+
+        Args:
+            batch: the rollout.
+            replay: knows which of its numbers are this rank's.
+            iteration: gets the metric and the warning.
+            policy_keeps: leave the policy's statistics as they are.
+        """
         shares = []
         for one, scaling in self.observers.items():
             seen = replay.own_of(batch, one.scaled)
             if seen is not None and scaling.count:
-                shares.append(self.add(seen, one))
+                stays = policy_keeps and isinstance(one, SoftPolicy)
+                shares.append(self.clipped(seen, one) if stays else self.add(seen, one))
         if not shares:
             return
         iteration.metrics["train/clipped_features"] = max(shares)
         if max(shares) > MOST_CLIPPED:
+            remedy = KEPT if policy_keeps else CONTINUED
             iteration.warn(
                 "features_clipped",
                 f"{max(shares):.0%} of the numbers that the policy sees of the newest rollout lie more than ten "
-                "standard deviations from what was seen before, where it cannot distinguish them. The statistics "
-                "continue with every rollout; if train/clipped_features stays high, collect more at random first "
-                "(raise algorithm.off_policy.replay.start_after), or set model.normalize_observations=false if the "
-                "model has it",
+                f"standard deviations from what was seen before, where it cannot distinguish them. {remedy}, or set "
+                "model.normalize_observations=false if the model has it",
             )

@@ -56,9 +56,9 @@ class DemonstratedActorCritic(SoftActorCritic):
         """Learns from demonstrations: all of the policy, its encoder included."""
 
     @property
-    def acts_randomly_first(self) -> bool:
+    def learns_before_rollouts(self) -> bool:
         """See `ReplayLearner`."""
-        return not self._imitation.first_steps
+        return self._imitation.first_steps > 0
 
     @property
     def baseline(self) -> Baseline | None:

@@ -66,9 +66,9 @@ class TwinDelayed(CriticLearner):
         )
 
     @property
-    def acts_randomly_first(self) -> bool:
+    def learns_before_rollouts(self) -> bool:
         """See `ReplayLearner`."""
-        return self.settings.offline_iterations == 0
+        return self.settings.offline_iterations > 0
 
     def _learn(self, minibatch: Minibatch, seen: EncodedMinibatch) -> Metrics:
         """Make a step of the critics, and every `actor_every`-th time one of the policy."""
