@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms_report import RESULTS, write_report
+from tiny_vla import is_complete
 
 WEAK = ("experiment/metaworld_reach", "run.stop_at_success=0.2", "run.eval_every=2", "run.save_every=0")
 """Judges on other start states than `JUDGED`, or the choice of the moment would flatter the start."""
@@ -72,7 +73,7 @@ def train(run_dir: Path, settings: tuple[str, ...]) -> float:
 def weak_policy(runs: Path, seed: int) -> Path:
     """Return the folder of the weak policy of a seed; train it if it does not exist yet."""
     run_dir = runs / f"weak-{seed}"
-    if not (run_dir / "summary.json").exists():
+    if not is_complete(run_dir):
         train(run_dir, (*WEAK, f"seed={seed}"))
     return run_dir / "checkpoints" / "last" / "policy"
 

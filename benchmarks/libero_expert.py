@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tiny_vla import Seconds, timed
+from tiny_vla import Seconds, once
 from tiny_vla_report import PAGES, RESULTS, TEXTS, seeds_and_work
 
 from embodyrl.tracking.intervals import wilson_interval
@@ -27,10 +27,8 @@ def one_seed(seed: int, work: Path) -> dict[str, Any]:
     """Run all parts of a seed."""
     demonstrations, run, seconds = work / "demonstrations", work / "run", Seconds()
     words = [NAME, f"seed={seed}", "tracking.sinks=[jsonl]", f"data.path={demonstrations}"]
-    if not demonstrations.exists():
-        timed("demonstrations", seconds, "collect", *words, *DEMONSTRATIONS)
-    if not (run / "summary.json").exists():
-        timed("run", seconds, "run", *words, f"run.dir={run}")
+    once(demonstrations, seconds, "collect", *words, *DEMONSTRATIONS)
+    once(run, seconds, "run", *words, f"run.dir={run}")
     summary = json.loads((run / "summary.json").read_text())
     evaluations = summary["evaluations"]
     return {

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tiny_vla import Seconds, timed
+from tiny_vla import Seconds, once
 from tiny_vla_report import RESULTS, seeds_and_work
 
 from embodyrl.tracking.intervals import wilson_interval
@@ -48,12 +48,6 @@ def success(run: Path, *, sample: bool = False, blind: bool = False) -> float:
         return played.success_once
 
 
-def once(name: str, seconds: Seconds, result: Path, *words: str) -> None:
-    """Run the program, unless its result is there."""
-    if not result.exists():
-        timed(name, seconds, *words)
-
-
 def one_seed(seed: int, work: Path, *, dense: bool) -> dict[str, Any]:
     """Run all parts of a seed."""
     demonstrations, seconds = work / "demonstrations", Seconds()
@@ -61,14 +55,14 @@ def one_seed(seed: int, work: Path, *, dense: bool) -> dict[str, Any]:
     folder = work / ("dense" if dense else "rlpd")
     runs = {folder.name: folder}
     if dense:
-        once("dense", seconds, folder / "summary.json", "run", DENSE, *common, f"run.dir={folder}")
+        once(folder, seconds, "run", DENSE, *common, f"run.dir={folder}")
     else:
         teaching, runs["cloned"] = [RLPD, *common, f"data.path={demonstrations}"], work / "cloned"
         collect = ["collect", *teaching, "--episodes", str(DEMONSTRATIONS)]
-        once("demonstrations", seconds, demonstrations / "meta" / "info.json", *collect)
-        once("rlpd", seconds, folder / "summary.json", "run", *teaching, f"run.dir={folder}")
+        once(demonstrations, seconds, *collect)
+        once(folder, seconds, "run", *teaching, f"run.dir={folder}")
         brief = [f"run.dir={runs['cloned']}", "run.iterations=1", "run.eval_every=0"]
-        once("cloned", seconds, runs["cloned"] / "summary.json", "run", *teaching, *brief)
+        once(runs["cloned"], seconds, "run", *teaching, *brief)
     summary = json.loads((folder / "summary.json").read_text())
     found = {
         "seed": seed,

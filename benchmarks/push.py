@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny_vla import Seconds, timed
+from tiny_vla import Seconds, once
 from tiny_vla_report import RESULTS, seeds_and_work
 
 from embodyrl.data.reader import Dataset
@@ -77,9 +77,7 @@ def one_seed(seed: int, work: Path) -> dict[str, Any]:
         ("push_iql", disturbed, ["--episodes", "20", "--pushes", "8"]),
         ("push_iql", calm, ["--episodes", "20"]),
     ):
-        if not (folder / "meta" / "info.json").exists():
-            words = [name, *common, f"data.path={folder}", *options]
-            timed(f"demonstrations in {folder.name}", seconds, "collect", *words)
+        once(folder, seconds, "collect", name, *common, f"data.path={folder}", *options)
     if not (half / "meta" / "info.json").exists():
         alternate(disturbed, calm, half)
     runs = {
@@ -92,8 +90,7 @@ def one_seed(seed: int, work: Path) -> dict[str, Any]:
         "iql_of_half": ["push_iql", f"data.path={half}"],
     }
     for name, words in runs.items():
-        if not (work / name / "summary.json").exists():
-            timed(name, seconds, "run", *words, *common, f"run.dir={work / name}")
+        once(work / name, seconds, "run", *words, *common, f"run.dir={work / name}")
     info = json.loads((five / "meta" / "info.json").read_text())
     return {
         "seed": seed,

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from tiny_vla import Seconds, timed
+from tiny_vla import Seconds, once
 from tiny_vla_report import PAGES, RESULTS, TEXTS, seeds_and_work
 
 PERTURB = "env.perturb={camera: [1, 5], light: [1, 5], share: 0.5}"
@@ -33,21 +33,6 @@ STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 """Two-sided 95 % quantiles of Student's t for the mean of so many seeds."""
 
 Row = dict[str, Any]
-
-
-def once(folder: Path, seconds: Seconds, *words: str) -> None:
-    """Run the program unless what it makes in a folder is there; it goes on with what was interrupted."""
-    if not is_complete(folder):
-        timed(folder.name, seconds, *(["resume", str(folder)] if folder.exists() else words))
-
-
-def is_complete(folder: Path) -> bool:
-    """Return whether demonstrations, a run or an evaluation have come to their end."""
-    results = folder / "results.json"
-    if results.exists():
-        found: bool = json.loads(results.read_text())["complete"]
-        return found
-    return (folder / "summary.json").exists() or (folder / "meta" / "info.json").exists()
 
 
 def one_run(model: str, seed: int, work: Path, trained: str) -> Row:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tiny_vla import Seconds, success, timed
+from tiny_vla import Seconds, once, success
 from tiny_vla_report import RESULTS
 
 GRPO_ITERATIONS = 20
@@ -40,10 +40,8 @@ def supervised(common: list[str], work: Path, seconds: Seconds) -> Path:
     demonstrations, sft = work / "demonstrations", work / "sft"
     first = ["tiny_pi0_sft", *common, f"data.path={demonstrations}"]
     recording = ["env.end_at_success=false", "--episodes", "300", "--pushes", "1.5", "--after-success", "3"]
-    if not (demonstrations / "meta" / "info.json").exists():
-        timed("demonstrations", seconds, "collect", *first, *recording)
-    if not (sft / "summary.json").exists():
-        timed("sft", seconds, "run", *first, f"run.dir={sft}")
+    once(demonstrations, seconds, "collect", *first, *recording)
+    once(sft, seconds, "run", *first, f"run.dir={sft}")
     return sft
 
 
@@ -54,11 +52,9 @@ def one_seed(seed: int, work: Path) -> dict[str, Any]:
     common = [f"seed={seed}", "tracking.sinks=[jsonl]"]
     sft = supervised(common, work, seconds)
     second = [*common, f"model.checkpoint={sft}/checkpoints/last/policy"]
-    if not (dsrl / "summary.json").exists():
-        timed("dsrl", seconds, "run", "tiny_pi0_dsrl", *second, f"run.dir={dsrl}")
-    if not (grpo / "summary.json").exists():
-        brief = [f"run.iterations={GRPO_ITERATIONS}", "run.eval_every=0"]
-        timed("grpo", seconds, "run", "tiny_pi0_grpo", *second, *brief, f"run.dir={grpo}")
+    once(dsrl, seconds, "run", "tiny_pi0_dsrl", *second, f"run.dir={dsrl}")
+    brief = [f"run.iterations={GRPO_ITERATIONS}", "run.eval_every=0"]
+    once(grpo, seconds, "run", "tiny_pi0_grpo", *second, *brief, f"run.dir={grpo}")
     return {
         "seed": seed,
         "decisions": {"dsrl": decisions(dsrl), "grpo": decisions(grpo)},

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tiny_dsrl import SAMPLED, every_seed, supervised
-from tiny_vla import Seconds, success, timed
+from tiny_vla import Seconds, once, success
 
 from embodyrl.data.reader import Dataset
 
@@ -26,11 +26,9 @@ def one_seed(seed: int, work: Path) -> dict[str, Any]:
     sft = supervised(common, work, seconds)
     second = ["tiny_pi0_iql", *common, f"model.checkpoint={sft}/checkpoints/last/policy", f"data.path={attempts}"]
     sampling = ["--policy", str(sft), "--sample", "--keep", "all", "--episodes", "300", "--after-success", "3"]
-    if not (attempts / "meta" / "info.json").exists():
-        timed("attempts", seconds, "collect", *second, *sampling)
+    once(attempts, seconds, "collect", *second, *sampling)
     for name, scale in (("iql", []), ("cloning", ["algorithm.off_policy.advantage_scale=0"])):
-        if not (work / name / "summary.json").exists():
-            timed(name, seconds, "run", *second, *scale, f"run.dir={work / name}")
+        once(work / name, seconds, "run", *second, *scale, f"run.dir={work / name}")
     dataset = Dataset(attempts)
     outcomes = [dataset.read(number, with_images=False).success for number in range(len(dataset.episodes))]
     solved = [outcome is not None and bool(outcome.any()) for outcome in outcomes]

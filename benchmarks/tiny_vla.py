@@ -46,6 +46,23 @@ def timed(name: str, seconds: Seconds, *words: str) -> None:
     print(name, seconds[name], flush=True)
 
 
+def once(folder: Path, seconds: Seconds, *words: str) -> None:
+    """Run the program unless what it makes in a folder is there; it goes on with what was interrupted."""
+    if not is_complete(folder):
+        timed(folder.name, seconds, *(["resume", str(folder)] if folder.exists() else words))
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether demonstrations, a run or an evaluation have come to their end."""
+    results, summary = folder / "results.json", folder / "summary.json"
+    if results.exists():
+        found: bool = json.loads(results.read_text())["complete"]
+        return found
+    if summary.exists():  # a stopped run has one, too
+        return json.loads(summary.read_text())["stopped_by"] is None
+    return (folder / "meta" / "info.json").exists()
+
+
 def success(run: Path, *overrides: str) -> float:
     """Success of a run's last checkpoint on its held-out episodes."""
     printed = re.search(r"success (\d\.\d\d)", embodyrl("eval", str(run), *overrides))

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor, nn
 
 SMALLEST_DEVIATION = 0.02
-"""Smallest standard deviation by which observations are divided where critics learn from a replay: a number that has
-been constant so far (the place of an object, until it is pushed) must not be magnified without bounds. In the units of
-the observation, mostly metres."""
+"""Smallest standard deviation by which observations are divided where critics learn from a replay, or a policy from
+demonstrations: a number that has been constant so far (the place of an object, until it is pushed) must not be
+magnified without bounds. In the units of the observation, mostly metres."""
 
 
 class RunningNormalizer(nn.Module):
     """Scales observations to mean 0 and standard deviation 1, clipped to +-`limit`; a standard deviation below
     `smallest` counts as that.
+
+    Statistics `of_demonstrations` are not those of rollouts: who collects leaves them as they are, because a policy
+    that has imitated under them would be another one under others.
 
     The statistics change only in `update`, never in `forward`, and are part of the state dict. They are float64,
     because a float32 count stops growing at 2^24 and sums lose digits. Merging follows Chan et al. (1979), "Updating
@@ -28,6 +31,7 @@ class RunningNormalizer(nn.Module):
     count: Tensor
     shift: Tensor
     scale: Tensor
+    demonstrated: Tensor
 
     def __init__(self, size: int, smallest: float = 0.0, limit: float = 10.0) -> None:
         super().__init__()
@@ -37,6 +41,16 @@ class RunningNormalizer(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("shift", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
+        self.register_buffer("demonstrated", torch.zeros((), dtype=torch.uint8))
+
+    @property
+    def of_demonstrations(self) -> bool:
+        """Whether the statistics are those of demonstrations."""
+        return bool(self.demonstrated)
+
+    def begin_demonstrations(self) -> None:
+        """Take what comes now for demonstrations."""
+        self.demonstrated.fill_(1)
 
     def forward(self, observations: Tensor) -> Tensor:
         """Normalise `[..., S]`."""
@@ -63,4 +77,5 @@ class RunningNormalizer(nn.Module):
         self.variance.copy_(sum_of_squares / total)
         self.count.copy_(total)
         self.shift.copy_(self.mean)
-        self.scale.copy_((self.variance.clamp(min=self.smallest**2) + 1e-8).rsqrt())
+        smallest = max(self.smallest, SMALLEST_DEVIATION) if self.of_demonstrations else self.smallest
+        self.scale.copy_((self.variance.clamp(min=smallest**2) + 1e-8).rsqrt())

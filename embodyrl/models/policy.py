@@ -292,6 +292,11 @@ class Policy(nn.Module, ABC):
         raise NotImplementedError("only policies that keep features have them")
 
     @property
+    def scaling(self) -> RunningNormalizer | None:
+        """What scales the states that it sees by running statistics; None: nothing does."""
+        return None
+
+    @property
     def keeps_statistics(self) -> bool:
         """True if the class overrides `update_statistics`; if not, preprocessing a whole batch for it is skipped."""
         return type(self).update_statistics is not Policy.update_statistics
@@ -397,11 +402,6 @@ class SoftPolicy(Policy):
     @abstractmethod
     def to_unit(self, decided: Tensor) -> Tensor:
         """Convert decisions, such as actions `[B, C, D]` in the simulator's units, to the range -1 .. 1, `[B, N]`."""
-
-    @property
-    def scaling(self) -> RunningNormalizer | None:
-        """What scales the column `scaled`; None: it is seen as it is."""
-        return None
 
     @property
     @abstractmethod

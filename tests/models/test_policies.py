@@ -26,6 +26,7 @@ from embodyrl.models.gr00t.config import ScratchConfig as Gr00tScratch
 from embodyrl.models.gr00t.config import ValueInput
 from embodyrl.models.mlp.heads import build_head
 from embodyrl.models.mlp.options import MLPConfig
+from embodyrl.models.normalizer import RunningNormalizer
 from embodyrl.models.pi.config import ScratchConfig as PiScratch
 from embodyrl.models.pi.config import StateInput, ValueFrom
 from embodyrl.models.policy import SAMPLE_WEIGHTS
@@ -376,6 +377,19 @@ def test_normalisation_changes_only_in_update_statistics_and_equals_numpy() -> N
     everything = torch.cat([observation.proprio for observation in batches]).double().numpy()
     np.testing.assert_allclose(policy.normalizer.mean.numpy(), everything.mean(0), atol=1e-12)
     np.testing.assert_allclose(policy.normalizer.variance.numpy(), everything.var(0), atol=1e-12)
+
+
+def test_what_demonstrations_hardly_vary_is_not_magnified() -> None:
+    seen = torch.randn(200, 2)
+    seen[:, 1] = 0.4  # the place of an object that a rollout may push
+    for demonstrated, largest in ((False, 9999.0), (True, 50.0)):
+        normalizer = RunningNormalizer(2)
+        if demonstrated:
+            normalizer.begin_demonstrations()
+        normalizer.update(seen)
+        assert normalizer.of_demonstrations == demonstrated
+        assert normalizer.scale[1] == pytest.approx(largest, rel=0.01)
+        assert normalizer.scale[0] == pytest.approx(1.0, rel=0.2)
 
 
 def test_only_policies_with_statistics_are_given_whole_batches() -> None:

@@ -83,6 +83,20 @@ def test_only_a_policy_that_learns_from_rollouts_alone_is_scaled_by_them(
     assert collected and (count == 120) == (name in ("rlpd", "iql"))
 
 
+def test_reinforcement_leaves_the_statistics_of_a_policy_that_was_trained_on_demonstrations(
+    small: Callable[[str], Runs],
+) -> None:
+    cloned = small("sft")()
+    scaling = {name: each for name, each in cloned.weights().items() if ".normalizer." in name}
+    assert scaling["model.normalizer.demonstrated"] == 1
+    brief = ["run.iterations=1", "run.save_every=0", "run.eval_every=0"]
+    start = f"model.checkpoint={cloned.path}/checkpoints/last/policy"
+    improved, alone = small("ppo")(*brief, start).weights(), small("ppo")(*brief).weights()
+    assert all(torch.equal(improved[name], each) for name, each in scaling.items())
+    assert not torch.equal(improved["model.actor.0.weight"], cloned.weights()["model.actor.0.weight"])
+    assert alone["model.normalizer.count"] == 96 and not alone["model.normalizer.demonstrated"]
+
+
 def test_nothing_is_collected_before_the_offline_iterations_are_over(small: Callable[[str], Runs]) -> None:
     rows = [row for row in small("iql")().metrics() if "train/updates" in row or "env/steps" in row]
     assert ["env/steps" in row for row in rows] == [False, False, True, True, True, True]

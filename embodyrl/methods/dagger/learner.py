@@ -62,7 +62,7 @@ class Aggregation(ReplayLearner):
             return
         assert demonstrations is not None, "the config rules ask for it"
         if not done:
-            self.statistics.begin(None, transitions)
+            self.statistics.begin(None, transitions, policy_keeps=True)
         yield from FirstImitation(self.imitation, demonstrations, self._first_steps, message).steps(done)
 
     def sampler(self, replay: Replay, transitions: Transitions | None) -> DemonstrationSampler | None:

@@ -101,6 +101,8 @@ class Imitation:
             statistics: update those of a policy that else sees rollouts.
         """
         history: list[Metrics] = []
+        if statistics and self.policy.scaling is not None:
+            self.policy.scaling.begin_demonstrations()
         with self.engine.train_mode(), self.engine.clock.measure(Phase.train):
             for batch in self.engine.clock.pulling(Phase.preprocess, batches):
                 inputs = self.engine.prepare(PolicyObservation.of(batch.observation))

@@ -138,7 +138,8 @@ class OnPolicyLearner(Learner):
 
             metrics = metrics_of(history, self.ranks, engine.version) | engine.end_update(rate)
             # Running statistics change what the policy computes. Updated any earlier, the first ratio would not be 1.
-            if self.policy.keeps_statistics:
+            scaling = self.policy.scaling
+            if self.policy.keeps_statistics and not (scaling is not None and scaling.of_demonstrations):
                 self.policy.update_statistics(self._inputs(engine.micro_batches.whole(columns), task_descriptions))
         return metrics | {"train/epochs": float(epochs)}
 

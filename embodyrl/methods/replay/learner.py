@@ -93,7 +93,7 @@ class ReplayLearner(Learner):
     def learn_from(self, minibatches: Iterable[Minibatch], iteration: Iteration) -> None:
         """Learn from minibatches in an iteration, with statistics of what has been seen; adds `train/` metrics."""
         assert iteration.replay is not None, "the stage has asked for it"
-        self.statistics.begin(iteration.replay, iteration.transitions)
+        self.statistics.begin(iteration.replay, iteration.transitions, policy_keeps=self.learns_before_rollouts)
         iteration.metrics |= self.learn(minibatches, _task_descriptions(iteration))
         self.warn_of_values(iteration)
 
@@ -102,7 +102,7 @@ class ReplayLearner(Learner):
 
     def remembered(self, batch: TrajectoryBatch, replay: Replay, iteration: Iteration) -> None:
         """Take note of the rollout that has been added to the replay."""
-        self.statistics.go_on(batch, replay, iteration, policy_keeps=self.learns_before_rollouts)
+        self.statistics.go_on(batch, replay, iteration)
 
     def progress(self, replay: Replay) -> dict[str, float]:
         """Return metrics of an iteration besides those of its steps."""

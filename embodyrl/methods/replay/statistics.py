@@ -85,10 +85,18 @@ class Statistics:
             return 0.0
         return float(scaling.clipped(everyone))
 
-    def begin(self, replay: Replay | None, transitions: Transitions | None) -> None:
+    def begin(self, replay: Replay | None, transitions: Transitions | None, *, policy_keeps: bool) -> None:
         """Begin with all that has been seen, and shown, where there are none yet: from a checkpoint, or from imitation
-        that came first."""
+        that came first.
+
+        Args:
+            replay: what has been seen.
+            transitions: what has been shown.
+            policy_keeps: the policy learns before it sees a rollout, and keeps these statistics.
+        """
         for one, scaling in self.observers.items():
+            if policy_keeps and isinstance(one, SoftPolicy) and not scaling.count:
+                scaling.begin_demonstrations()
             seen = None if replay is None else replay.seen(one.scaled)
             shown = None if transitions is None else getattr(transitions, one.scaled)
             parts = [] if seen is None else [seen]
@@ -98,26 +106,20 @@ class Statistics:
             if parts and not scaling.count:
                 self.add(torch.cat(parts), one)
 
-    def go_on(self, batch: TrajectoryBatch, replay: Replay, iteration: Iteration, *, policy_keeps: bool) -> None:
-        """Add a rollout's observations, once there are any statistics; warn of what the policy cannot see.
-
-        Args:
-            batch: the rollout.
-            replay: knows which of its numbers are this rank's.
-            iteration: gets the metric and the warning.
-            policy_keeps: leave the policy's statistics as they are.
-        """
+    def go_on(self, batch: TrajectoryBatch, replay: Replay, iteration: Iteration) -> None:
+        """Add a rollout's observations, once there are any statistics, unless these are of demonstrations; warn of what
+        the policy cannot see."""
         shares = []
         for one, scaling in self.observers.items():
             seen = replay.own_of(batch, one.scaled)
             if seen is not None and scaling.count:
-                stays = policy_keeps and isinstance(one, SoftPolicy)
-                shares.append(self.clipped(seen, one) if stays else self.add(seen, one))
+                shares.append(self.clipped(seen, one) if scaling.of_demonstrations else self.add(seen, one))
         if not shares:
             return
         iteration.metrics["train/clipped_features"] = max(shares)
         if max(shares) > MOST_CLIPPED:
-            remedy = KEPT if policy_keeps else CONTINUED
+            kept = any(scaling.of_demonstrations for scaling in self.observers.values())
+            remedy = KEPT if kept else CONTINUED
             iteration.warn(
                 "features_clipped",
                 f"{max(shares):.0%} of the numbers that the policy sees of the newest rollout lie more than ten "

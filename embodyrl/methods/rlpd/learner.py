@@ -78,7 +78,7 @@ class DemonstratedActorCritic(SoftActorCritic):
             return
         assert demonstrations is not None, "the config rules ask for it"
         if not done:
-            self.statistics.begin(None, transitions)
+            self.statistics.begin(None, transitions, policy_keeps=True)
         first = FirstImitation(self.imitation, demonstrations, settings.first_steps, message)
         if not done:
             yield from first.measure(settings.held_out)
