@@ -31,7 +31,7 @@ test:  ## Run the tests in minutes, one process per usable core (ARGS='-n 0': in
 	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not by_hand" $(ARGS)
 
 test-all:  ## Run all tests: also repeated kills, further cases, more random ones, published sizes
-	@$(SETUP) metaworld maniskill vla data ray dev
+	@$(SETUP) metaworld maniskill vla data ray serve dev
 	@$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile=all $(ARGS)
 
 check:  ## Lint, check formatting, types and the layers of the architecture
@@ -54,7 +54,7 @@ setup:  ## Set up .venv for run, test, check and bench, and stop there
 	@$(SETUP) metaworld maniskill vla data dev
 
 all-extras:  ## Set up .venv with every simulator, model and tool
-	@$(SETUP) metaworld maniskill libero mujoco pusht robotics aloha hil dm-control robosuite vla bnb data ray figures dev
+	@$(SETUP) metaworld maniskill libero mujoco pusht robotics aloha hil dm-control robosuite vla bnb data ray serve figures dev
 
 libero:  ## Set up .venv with LIBERO
 	@$(SETUP) libero

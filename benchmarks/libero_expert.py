@@ -39,6 +39,7 @@ def one_seed(seed: int, work: Path) -> dict[str, Any]:
         "episodes": round(summary["eval/episodes"]),
         "success": {step: each["eval/success_once"] for step, each in evaluations.items()},
         "length": {step: round(each["eval/episode_length"]) for step, each in evaluations.items()},
+        "wall_s": round(summary["wall_s"]),
         "seconds": seconds,
     }
 
@@ -47,18 +48,18 @@ def report() -> None:
     """Write the page from the committed numbers."""
     found = json.loads(RESULT.read_text())
     rows = found["seeds"]
-    steps = list(rows[0]["success"])
+    steps = [step for step in rows[0]["success"] if all(step in row["success"] for row in rows)]
     per_iteration = rows[0]["env_steps"] / rows[0]["iterations"]
-    heads = ["seed", "imitation", *(f"{round(int(step) * per_iteration, -2):,.0f} steps" for step in steps[1:])]
-    lines = ["| " + " | ".join([*heads, "gain", "wall s", "CPU s"]) + " |", "|---" * (len(heads) + 3) + "|"]
+    heads = ["seed", "imitation", *(f"{round(int(step) * per_iteration, -3):,.0f} steps" for step in steps[1:])]
+    lines = ["| " + " | ".join([*heads, "gain", "best", "wall s"]) + " |", "|---" * (len(heads) + 3) + "|"]
     for row in rows:
         rates, episodes = [row["success"][step] for step in steps], row["episodes"]
         ends = [
             "{:.2f} [{:.2f}, {:.2f}]".format(rate, *wilson_interval(round(rate * episodes), episodes)) for rate in rates
         ]
         cells = [str(row["seed"]), ends[0], *(f"{rate:.2f}" for rate in rates[1:-1]), f"**{ends[-1]}**"]
-        spent = [str(round(sum(part[kind] for part in row["seconds"].values()))) for kind in ("wall", "cpu")]
-        lines.append("| " + " | ".join([*cells, f"{100 * (rates[-1] - rates[0]):+.0f}", *spent]) + " |")
+        ended = [f"{100 * (rates[-1] - rates[0]):+.0f}", f"{max(row['success'].values()):.2f}", f"{row['wall_s']:,}"]
+        lines.append("| " + " | ".join([*cells, *ended]) + " |")
     text = (TEXTS / "libero_expert.md").read_text()
     filled = text.format(
         table="\n".join(lines),

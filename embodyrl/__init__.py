@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         make_envs,
         resume,
         resume_sweep,
+        robustness,
+        serve,
         sweep,
         train,
         verify,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from embodyrl.runner.evaluation import Evaluation
     from embodyrl.runner.playing import Envs, LoadedPolicy
     from embodyrl.runner.vector import GymnasiumEnvs
+    from embodyrl.serving.client import RemotePolicy
+    from embodyrl.serving.server import PolicyServer
 
 _HOMES = {
     **dict.fromkeys(
@@ -49,6 +53,7 @@ _HOMES = {
             "resume",
             "resume_sweep",
             "robustness",
+            "serve",
             "sweep",
             "train",
             "verify",
@@ -63,6 +68,8 @@ _HOMES = {
     "Evaluation": "runner.evaluation",
     **dict.fromkeys(("Envs", "LoadedPolicy"), "runner.playing"),
     "GymnasiumEnvs": "runner.vector",
+    "PolicyServer": "serving.server",
+    "RemotePolicy": "serving.client",
 }
 """Where each name is defined."""
 
@@ -76,6 +83,8 @@ __all__ = [
     "GymnasiumEnvs",
     "LoadedPolicy",
     "Observation",
+    "PolicyServer",
+    "RemotePolicy",
     "Run",
     "RunError",
     "StepResult",
@@ -93,6 +102,7 @@ __all__ = [
     "resume",
     "resume_sweep",
     "robustness",
+    "serve",
     "sweep",
     "train",
     "verify",

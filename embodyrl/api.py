@@ -57,6 +57,7 @@ if TYPE_CHECKING:  # these import torch
     from embodyrl.runner.evaluation import Evaluation
     from embodyrl.runner.playing import Envs, LoadedPolicy
     from embodyrl.runner.vector import GymnasiumEnvs
+    from embodyrl.serving.server import PolicyServer
 
 ConfigSource = str | Path | Mapping[str, Any] | Config | LoadedConfig
 """A config: a YAML file, the name of a shipped experiment, a dict like the contents of such a file, or a loaded config.
@@ -692,6 +693,56 @@ def load_policy(
     """
     loaded, weights, _ = _saved(path, _checked(overrides), config, trust=trust, progress=False)
     return _load(loaded, weights, path, None if envs is None else envs.spec)
+
+
+@for_users
+def serve(
+    policy: LoadedPolicy | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    protocol: str = "openpi",
+    keys: Mapping[str, str] | None = None,
+    resize: bool = False,
+    token: str | None = None,
+    max_batch: int = 16,
+    wait_ms: float = 2.0,
+    trust: bool = False,
+) -> PolicyServer:
+    """Let a policy act for robots and benchmarks over the network, as `embodyrl serve` does: from a thread of its own,
+    within a `with` block.
+
+    Args:
+        policy: loaded, or a path as in `load_policy`.
+        overrides, trust: see `load_policy`.
+        host: address to listen at; any but a loopback one lets other machines in.
+        port: 0: any that is free, afterwards in `PolicyServer.port`.
+        protocol: how clients speak: `openpi`, or `vla-eval`.
+        keys: key of a message by the name of a camera, `state` or `prompt`; see docs/serving.md.
+        resize: scale images that have another size than the policy sees.
+        token: clients must send it; None: whoever reaches the port may ask.
+        max_batch: most clients that one forward pass answers.
+        wait_ms: milliseconds that a request waits for others [ms].
+
+    Raises:
+        UserError, RunError: see `train`; the policy cannot be served, or the port is taken.
+    """
+    from embodyrl.runner.playing import LoadedPolicy
+    from embodyrl.serving.server import PolicyServer, check_packages
+
+    check_packages()
+    return PolicyServer(
+        policy if isinstance(policy, LoadedPolicy) else load_policy(policy, overrides, trust=trust),
+        host=host,
+        port=port,
+        protocol=protocol,
+        keys=keys,
+        resize=resize,
+        token=token,
+        max_batch=max_batch,
+        wait_ms=wait_ms,
+    )
 
 
 @overload

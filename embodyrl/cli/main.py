@@ -310,6 +310,72 @@ def export(
     raise typer.Exit(train.export(checkpoint, out, adapter=adapter, upload=upload, trust=trust))
 
 
+@app.command(short_help="Let a policy act for robots and benchmarks, over the network.")
+def serve(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint folder, a run directory (its last checkpoint), or an exported policy, also on the hub: "
+            "hf://owner/name[@revision]."
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Settings to change, e.g. engine.device=cpu.",
+            autocompletion=override_words,
+        ),
+    ] = None,
+    protocol: Annotated[str, typer.Option(metavar="NAME", help="How clients speak: openpi, or vla-eval.")] = "openpi",
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen at; 0.0.0.0 lets other machines in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="Port; 0: any that is free.")] = 8000,
+    keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="NAME=KEY",
+            help="Where messages have what the policy sees: a camera, `state` (parts joined by +) or `prompt`, for "
+            "instance agentview=observation/image. May be given several times.",
+        ),
+    ] = None,
+    resize: Annotated[
+        bool, typer.Option("--resize", help="Scale images that have another size than the policy sees.")
+    ] = False,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN", envvar="EMBODYRL_TOKEN", help="Clients must send it, as `Authorization: Api-Key TOKEN`."
+        ),
+    ] = None,
+    max_batch: Annotated[
+        int, typer.Option(metavar="N", help="Most clients that are answered by one forward pass.")
+    ] = 16,
+    wait_ms: Annotated[float, typer.Option(metavar="MS", help="Milliseconds that a request waits for others.")] = 2.0,
+    trust: Trust = False,
+) -> None:
+    """Let a policy act for robots and benchmarks, over a WebSocket, as openpi's policy server or a model server
+    of vla-eval does."""
+    from embodyrl.cli import serve as serving
+
+    code = serving.serve(
+        checkpoint,
+        overrides or [],
+        protocol=protocol,
+        host=host,
+        port=port,
+        keys=serving.keys_of(keys or []),
+        resize=resize,
+        token=token,
+        max_batch=max_batch,
+        wait_ms=wait_ms,
+        trust=trust,
+    )
+    raise typer.Exit(code)
+
+
 @app.command(short_help="Record demonstrations as a LeRobotDataset v3.")
 def collect(
     episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of episodes to record.")],

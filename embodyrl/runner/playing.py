@@ -40,11 +40,14 @@ class LoadedPolicy:
     config: Config
     policy: Policy
     """The torch module: its weights, `spec`, `preprocess`, `act`, `evaluate`."""
+    simulator: SimulatorSpec
+    """What it sees and does: cameras, numbers of the state, action fields and limits, frequency."""
 
     def __init__(self, config: Config, engine: HybridEngine, simulator: SimulatorSpec) -> None:
         self.config = config
         self.policy = engine.policy
-        self._engine, self._simulator = engine, simulator
+        self.simulator = simulator
+        self._engine = engine
 
     @property
     def chunk_size(self) -> int:
@@ -82,7 +85,7 @@ class LoadedPolicy:
         Raises:
             UserError: actions are choices, which have no mean.
         """
-        return TemporalEnsemble.acting_in(self._simulator, num_envs, self.chunk_size, coefficient)
+        return TemporalEnsemble.acting_in(self.simulator, num_envs, self.chunk_size, coefficient)
 
 
 class Envs:

@@ -1,0 +1,123 @@
+"""`embodyrl serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from embodyrl.api import load_policy
+from embodyrl.cli.arguments import CommandLineError
+from embodyrl.screen import counted, fold, say, terminal_width
+from embodyrl.serving.observing import PROMPT
+from embodyrl.serving.server import LOOPBACK, PolicyServer, check_packages
+
+SHOWN_EVERY_S, PLAIN_EVERY_S = 1.0, 30.0
+"""Seconds between two looks at the figures on a terminal, and between two lines elsewhere [s]."""
+
+
+def keys_of(words: Sequence[str]) -> dict[str, str]:
+    """Return the keys of `--map NAME=KEY`.
+
+    Raises:
+        CommandLineError: a word is no such pair, or a name comes twice.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, key = word.partition("=")
+        if not equals or not name or not key:
+            raise CommandLineError(f"--map {word}: want NAME=KEY, for instance agentview=observation/image")
+        if name in found:
+            raise CommandLineError(f"--map {word}: {name} is there already, as {found[name]}")
+        found[name] = key
+    return found
+
+
+def serve(
+    path: str,
+    overrides: Sequence[str],
+    *,
+    protocol: str,
+    host: str,
+    port: int,
+    keys: Mapping[str, str],
+    resize: bool,
+    token: str | None,
+    max_batch: int,
+    wait_ms: float,
+    trust: bool,
+) -> int:
+    """Serve until a signal comes; returns the exit code."""
+    check_packages()
+    say(f"loading   {path} ...")
+    policy = load_policy(path, overrides, trust=trust)
+    server = PolicyServer(
+        policy,
+        host=host,
+        port=port,
+        protocol=protocol,
+        keys=keys,
+        resize=resize,
+        token=token,
+        max_batch=max_batch,
+        wait_ms=wait_ms,
+    )
+
+    def begun() -> None:
+        say(_first_lines(server, policy.chunk_size, policy.action_dim, token=token, protocol=protocol, host=host))
+
+    async def both() -> None:
+        showing = asyncio.create_task(_show(server))
+        try:
+            await server.serve(begun, (signal.SIGINT, signal.SIGTERM))
+        finally:
+            showing.cancel()
+
+    begun_at = time.monotonic()
+    asyncio.run(both())
+    figures = server.figures
+    refused = f", {counted(figures.refused, 'message')} refused" if figures.refused else ""
+    say(f"served {counted(figures.requests, 'request')} in {time.monotonic() - begun_at:.0f} s{refused}")
+    return 0
+
+
+def _first_lines(
+    server: PolicyServer, chunk_size: int, action_dim: int, *, token: str | None, protocol: str, host: str
+) -> str:
+    keys = server.metadata["keys"]
+    high, wide = server.metadata["image_size"]
+    rows = []
+    for name, ways in keys.items():
+        what = f"{high} x {wide}" if name in server.metadata["cameras"] else ""
+        what = f"{server.metadata['state_dim']} numbers" if name == "state" else what
+        what = "task description" if name == PROMPT else what
+        rows.append(f"  {name:<9} {what}: {' | '.join(ways)}")
+    lines = [f"serving   {server.url} ({protocol})   chunks of {counted(chunk_size, 'action')} of {action_dim}", *rows]
+    if host not in LOOPBACK:
+        who = "whoever knows the token" if token else "WHOEVER REACHES IT, for there is no --token,"
+        lines.append(f"open      to other machines: {who} can let this policy act")
+    return "\n".join([*lines, "Ctrl-C ends it, after the requests under way"])
+
+
+async def _show(server: PolicyServer) -> None:
+    """Show what is being answered, a line a second at most."""
+    live, before, shown_at = sys.stdout.isatty(), 0, time.monotonic()
+    while True:
+        await asyncio.sleep(SHOWN_EVERY_S if live else PLAIN_EVERY_S)
+        figures, now = server.figures, time.monotonic()
+        if figures.requests == before and not live:
+            continue
+        rate, before, shown_at = (figures.requests - before) / (now - shown_at), figures.requests, now
+        line = f"{counted(server.clients, 'client')}   {rate:.1f} requests/s"
+        if figures.latencies:
+            latencies = sorted(figures.latencies)
+            middle, late = statistics.median(latencies), latencies[int(0.95 * (len(latencies) - 1))]
+            batch = figures.requests / max(figures.batches, 1)
+            line += f"   batch {batch:.1f}   latency {1000 * middle:.1f} ms (95 %: {1000 * late:.1f})"
+        if live:
+            print(f"\r\033[K{fold(line, None)[: (terminal_width() or 80) - 1]}", end="", flush=True)
+        else:
+            say(line)

@@ -1,0 +1,1 @@
+"""Policies that act for robots and benchmarks over the network."""

@@ -1,0 +1,192 @@
+"""A policy that somebody serves: this project, openpi, or a robot's computer.
+
+Shapes: `B` rows of an observation, `C` actions in a chunk, `D` action dims.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodyrl.envs import Observation
+from embodyrl.errors import RunError, UserError
+from embodyrl.messages import MessageError, pack, unpack
+from embodyrl.serving.observing import PROMPT, STATE
+from embodyrl.serving.server import check_packages
+
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
+
+DEADLINE_S = 60.0
+"""Seconds within which a chunk must be there, lost connections included [s]."""
+AGAIN_S = 0.2
+"""Seconds between two attempts to connect [s]."""
+MOST_BYTES = 2**26
+"""Bytes of an answer."""
+USUAL = ("observation/image", "observation/wrist_image")
+"""Keys of images for a server that does not say what it looks for: those of openpi's LIBERO clients."""
+
+
+class RemotePolicy:
+    """Acts through a policy server, by openpi's protocol; each row of an observation has a connection of its own, so
+    that the server can answer all of them together.
+
+    Args:
+        url: `ws://host:port`.
+        token: the server's, if it wants one.
+        keys: keys of messages by the name of a camera, `state` or `prompt`; None: those that the server names, else
+            those of openpi's LIBERO clients.
+        deadline_s: see `DEADLINE_S`.
+
+    Raises:
+        UserError: the URL is none.
+        RunError: nobody answers there in time, or it is no policy server.
+    """
+
+    metadata: dict[str, Any]
+    """What the server says of its policy."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        keys: Mapping[str, str] | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        check_packages()
+        if not url.startswith(("ws://", "wss://")):
+            raise UserError(f"url = {url!r:.80}: want ws://host:port, as `embodyrl serve` prints it")
+        self.url, self._deadline_s = url, deadline_s
+        self._headers = None if token is None else {"Authorization": f"Api-Key {token}"}
+        self._open: list[ClientConnection] = []
+        self._connect(0, time.monotonic() + deadline_s)
+        named = self.metadata.get("keys")
+        told = {name: ways[0] for name, ways in named.items()} if isinstance(named, dict) else {}
+        cameras = self.metadata.get("cameras")
+        self._cameras = [str(each) for each in cameras] if isinstance(cameras, list) else ["image", "wrist_image"]
+        usual = dict(zip(self._cameras, USUAL, strict=False)) | {STATE: "observation/state", PROMPT: PROMPT}
+        self._keys = {**usual, **told, **(keys or {})}
+
+    def act(self, observation: Observation) -> NDArray[np.float32]:
+        """Return the chunks `[B, C, D]` of an observation with `B` rows.
+
+        Raises:
+            RunError: the server refuses, is gone, or takes too long.
+        """
+        messages = [self._message(observation, row) for row in range(len(observation.task_descriptions))]
+        until = time.monotonic() + self._deadline_s
+        try:
+            for row, message in enumerate(messages):
+                self._send(row, message, until)
+            return np.stack([self._receive(row, message, until) for row, message in enumerate(messages)])
+        except BaseException:
+            self.close()  # or answers that are still to come would be taken for those of the next question
+            raise
+
+    def close(self) -> None:
+        """Leave. May be called again."""
+        for each in self._open:
+            each.close()
+        self._open.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- messages
+
+    def _message(self, observation: Observation, row: int) -> bytes:
+        message: dict[str, Any] = {self._keys[PROMPT]: observation.task_descriptions[row]}
+        if observation.images is not None:
+            views = observation.images[row]
+            if len(views) != len(self._cameras):
+                raise UserError(f"the observation has {len(views)} images, and {self.url} wants {len(self._cameras)}")
+            message |= {self._keys[camera]: view for camera, view in zip(self._cameras, views, strict=True)}
+        if observation.proprio is not None:
+            message[self._keys[STATE].split("+")[0]] = observation.proprio[row]
+        return pack(message, bytes_keys=True)
+
+    def _send(self, row: int, message: bytes, until: float) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        while True:
+            if row >= len(self._open):
+                self._connect(row, until)
+            try:
+                self._open[row].send(message)
+            except ConnectionClosed:
+                self._connect(row, until)
+            else:
+                return
+
+    def _receive(self, row: int, message: bytes, until: float) -> NDArray[np.float32]:
+        from websockets.exceptions import ConnectionClosed
+
+        while True:
+            try:
+                answer = self._open[row].recv(timeout=max(until - time.monotonic(), 0.0))
+            except ConnectionClosed:  # whoever answers again is asked again: an observation changes nothing there
+                self._send(row, message, until)
+                continue
+            except TimeoutError:
+                raise RunError(f"{self.url} has not answered within {self._deadline_s:g} s") from None
+            if isinstance(answer, str):
+                raise RunError(f"{self.url} cannot answer: {answer:.2000}")
+            return self._chunk(answer)
+
+    def _chunk(self, answer: bytes) -> NDArray[np.float32]:
+        try:
+            found = unpack(answer).get("actions")
+        except MessageError as error:
+            raise RunError(f"{self.url} sent what cannot be read: {error}") from error
+        chunk = np.asarray(found, np.float32) if isinstance(found, np.ndarray | list) else np.empty(0, np.float32)
+        if chunk.ndim != 2 or not chunk.size or not np.isfinite(chunk).all():
+            raise RunError(f"{self.url} sent actions of shape {list(chunk.shape)}: want finite [chunk, action dims]")
+        return chunk
+
+    def _connect(self, row: int, until: float) -> None:
+        """Open the connection of a row, in the place of a lost one, and read what the server says first."""
+        from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException
+        from websockets.sync.client import connect
+
+        while True:
+            left = until - time.monotonic()
+            try:
+                opening = connect(
+                    self.url,
+                    additional_headers=self._headers,
+                    compression=None,
+                    max_size=MOST_BYTES,
+                    open_timeout=max(left, 0.1),
+                )
+                connection = opening.__enter__()
+                first = connection.recv(timeout=max(left, 0.1))
+                self.metadata = unpack(first) if isinstance(first, bytes) else {}
+            except (InvalidStatus, InvalidHandshake, MessageError) as error:
+                raise RunError(f"{self.url} is no policy server that lets one in: {error}") from error
+            except (OSError, WebSocketException, TimeoutError) as error:
+                if time.monotonic() + AGAIN_S >= until:
+                    raise RunError(
+                        f"nobody answers at {self.url} within {self._deadline_s:g} s ({error}): start it "
+                        "(`embodyrl serve`), or name another url"
+                    ) from error
+                time.sleep(AGAIN_S)
+                continue
+            break
+        if row < len(self._open):
+            with suppress(Exception):
+                self._open[row].close()
+            self._open[row] = connection
+        else:
+            self._open.append(connection)
