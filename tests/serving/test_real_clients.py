@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import subprocess
 import sys
 import venv
@@ -28,6 +30,7 @@ assert policy.get_server_metadata()["chunk_size"] == 3
 states = [np.array(state, np.float32) for state in json.loads(sys.argv[2])]
 print(json.dumps([policy.infer({"observation/state": state, "prompt": "go"})["actions"].tolist() for state in states]))
 """
+VLA_EVAL_PACKAGES = ("vla-eval==0.8.0", "gymnasium>=1.1")
 VLA_EVAL = """
 import asyncio, json, sys
 import numpy as np
@@ -45,6 +48,51 @@ async def play():
 
 asyncio.run(play())
 """
+BENCHMARK = """
+import gymnasium
+import numpy as np
+from vla_eval.benchmarks.base import StepBenchmark, StepResult
+from vla_eval.specs import RAW
+
+
+class CartPole(StepBenchmark):
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.env, self.first, self.total = gymnasium.make("CartPole-v1"), first, 0.0
+
+    def get_tasks(self):
+        return [{"name": "balance"}]
+
+    def reset(self, task):
+        self.total = 0.0
+        return self.env.reset(seed=self.first + int(task["episode_idx"]))[0]
+
+    def step(self, action):
+        seen, reward, ended, cut, _ = self.env.step(round(float(np.asarray(action["actions"])[0])))
+        self.total += reward
+        return StepResult(obs=seen, reward=reward, done=ended or cut, info={})
+
+    def make_obs(self, raw_obs, task):
+        return {"states": np.asarray(raw_obs, np.float32), "task_description": task["name"]}
+
+    def get_step_result(self, step_result):
+        return {"success": self.total >= 100.0}
+
+    def get_metadata(self):
+        return {"max_steps": 500}
+
+    def get_action_spec(self):
+        return {"actions": RAW}
+
+    def get_observation_spec(self):
+        return {"state": RAW}
+"""
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Interpreters of environments with some packages, each made once."""
+    return functools.cache(lambda *packages: environment(tmp_path_factory.mktemp("environment"), *packages))
 
 
 def environment(folder: Path, *packages: str) -> Path:
@@ -64,7 +112,7 @@ def environment(folder: Path, *packages: str) -> Path:
     ("protocol", "program", "packages"),
     [
         ("openpi", OPENPI, ("openpi-client==0.1.2", "numpy<2", "typing_extensions")),
-        ("vla-eval", VLA_EVAL, ("vla-eval==0.8.0",)),
+        ("vla-eval", VLA_EVAL, VLA_EVAL_PACKAGES),
     ],
 )
 def test_published_clients_get_what_the_policy_does_bit_for_bit(
@@ -73,11 +121,11 @@ def test_published_clients_get_what_the_policy_does_bit_for_bit(
     packages: tuple[str, ...],
     server: Callable[..., embodyrl.PolicyServer],
     policy: embodyrl.LoadedPolicy,
-    tmp_path: Path,
+    environments: Callable[..., Path],
 ) -> None:
     if sys.version_info >= (3, 13) and protocol == "openpi":
         pytest.skip("openpi-client needs numpy < 2, which this Python has no build of")
-    python = environment(tmp_path / "environment", *packages)
+    python = environments(*packages)
     there = server(protocol=protocol, token="secret" if protocol == "openpi" else None)
     command = [python, "-c", program, str(there.port), json.dumps(STATES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -86,3 +134,28 @@ def test_published_clients_get_what_the_policy_does_bit_for_bit(
         proprio = np.array([state], np.float32)
         wanted = policy.act(embodyrl.Observation(proprio=proprio, task_descriptions=["go"]))[0]
         assert np.array_equal(np.array(found, np.float32), wanted)
+
+
+@pytest.mark.slow
+def test_a_benchmark_of_vla_eval_plays_the_episodes_of_an_evaluation(
+    environments: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Not the success alone: each episode takes as many steps."""
+    python = environments(*VLA_EVAL_PACKAGES)
+    brief = ["run.iterations=2", "run.eval_every=0", "tracking.report=false", "tracking.sinks=[jsonl]"]
+    run = embodyrl.train("gym_cartpole", [*brief, f"run.dir={tmp_path / 'run'}", "eval.episodes=12"])
+    (tmp_path / "cartpole.py").write_text(BENCHMARK)
+    entry = {"benchmark": "cartpole:CartPole", "episodes_per_task": 12, "max_steps": 500, "params": {"first": 10_000}}
+    with embodyrl.serve(run.path, port=0, protocol="vla-eval") as there:
+        config = {"server": {"url": there.url}, "output_dir": str(tmp_path / "results"), "benchmarks": [entry]}
+        (tmp_path / "benchmark.yaml").write_text(json.dumps(config))
+        command = [python.with_name("vla-eval"), "run", "--no-docker", "--config", "benchmark.yaml"]
+        surroundings = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path, env=surroundings)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (results,) = (tmp_path / "results").glob("*_aggregate.json")
+    played = json.loads(results.read_text())["tasks"][0]["episodes"]
+    wanted = sorted(embodyrl.evaluate(run.path).records, key=lambda each: each.start_state)
+    assert [each.start_state for each in wanted] == list(range(10_000, 10_012))
+    assert [each["steps"] for each in played] == [each.length for each in wanted]
+    assert len({each["steps"] for each in played}) > 6, "episodes that differ say more"
