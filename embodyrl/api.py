@@ -729,9 +729,9 @@ def serve(
         UserError, RunError: see `train`; the policy cannot be served, or the port is taken.
     """
     from embodyrl.runner.playing import LoadedPolicy
-    from embodyrl.serving.server import PolicyServer, check_packages
+    from embodyrl.serving.server import PolicyServer, check_options
 
-    check_packages()
+    check_options(port=port, protocol=protocol, token=token, max_batch=max_batch, wait_ms=wait_ms)
     return PolicyServer(
         policy if isinstance(policy, LoadedPolicy) else load_policy(policy, overrides, trust=trust),
         host=host,

@@ -13,7 +13,7 @@ from embodyrl.api import load_policy
 from embodyrl.cli.arguments import CommandLineError
 from embodyrl.screen import counted, fold, say, terminal_width
 from embodyrl.serving.observing import PROMPT
-from embodyrl.serving.server import LOOPBACK, PolicyServer, check_packages
+from embodyrl.serving.server import LOOPBACK, PolicyServer, check_options
 
 SHOWN_EVERY_S, PLAIN_EVERY_S = 1.0, 30.0
 """Seconds between two looks at the figures on a terminal, and between two lines elsewhere [s]."""
@@ -51,7 +51,7 @@ def serve(
     trust: bool,
 ) -> int:
     """Serve until a signal comes; returns the exit code."""
-    check_packages()
+    check_options(port=port, protocol=protocol, token=token, max_batch=max_batch, wait_ms=wait_ms)
     say(f"loading   {path} ...")
     policy = load_policy(path, overrides, trust=trust)
     server = PolicyServer(

@@ -73,19 +73,7 @@ class PolicyServer:
         max_batch: int = 16,
         wait_ms: float = 2.0,
     ) -> None:
-        check_packages()
-        if protocol not in PROTOCOLS:
-            hint = did_you_mean(protocol, PROTOCOLS, lead=" - ")
-            raise UserError(f"protocol {protocol!r} is unknown{hint} (protocols: {listed(PROTOCOLS)})")
-        for name, value, low, high in (
-            ("port", port, 0, 65535),
-            ("max_batch", max_batch, 1, 1024),
-            ("wait_ms", wait_ms, 0, 1000),
-        ):
-            if isinstance(value, bool) or not low <= value <= high:
-                raise UserError(f"{name} = {value!r}: want {low} .. {high}")
-        if token is not None and not token.strip():
-            raise UserError("the token is empty: give one that cannot be guessed, or none")
+        check_options(port=port, protocol=protocol, token=token, max_batch=max_batch, wait_ms=wait_ms)
         self._host, self._asked_port, self._token = host, port, token
         self._observer = Observer(policy.simulator, keys, resize=resize)
         self._batcher = Batcher(policy.act, most=max_batch, wait_s=wait_ms / 1000.0)
@@ -278,6 +266,27 @@ def metadata_of(policy: LoadedPolicy, observer: Observer) -> dict[str, Any]:
         "state_dim": simulator.proprio_dim,
         "keys": {name: list(keys) for name, keys in observer.keys().items()},
     }
+
+
+def check_options(*, port: int, protocol: str, token: str | None, max_batch: int, wait_ms: float) -> None:
+    """Check all that can be known of a server before its policy is loaded.
+
+    Raises:
+        UserError, MissingPackageError: see `PolicyServer`.
+    """
+    check_packages()
+    if protocol not in PROTOCOLS:
+        hint = did_you_mean(protocol, PROTOCOLS, lead=" - ")
+        raise UserError(f"protocol {protocol!r} is unknown{hint} (protocols: {listed(PROTOCOLS)})")
+    for name, value, low, high in (
+        ("port", port, 0, 65535),
+        ("max_batch", max_batch, 1, 1024),
+        ("wait_ms", wait_ms, 0, 1000),
+    ):
+        if isinstance(value, bool) or not low <= value <= high:
+            raise UserError(f"{name} = {value!r}: want {low} .. {high}")
+    if token is not None and not token.strip():
+        raise UserError("the token is empty: give one that cannot be guessed, or none")
 
 
 def check_packages() -> None:
