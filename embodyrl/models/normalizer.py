@@ -5,9 +5,13 @@ Shapes: `M` observations, `S` numbers of each.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+DEMONSTRATED = "demonstrated"
+"""Name of the buffer that policies which were saved before it was there do not have."""
 SMALLEST_DEVIATION = 0.02
 """Smallest standard deviation by which observations are divided where critics learn from a replay, or a policy from
 demonstrations: a number that has been constant so far (the place of an object, until it is pushed) must not be
@@ -41,7 +45,12 @@ class RunningNormalizer(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("shift", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
-        self.register_buffer("demonstrated", torch.zeros((), dtype=torch.uint8))
+        self.register_buffer(DEMONSTRATED, torch.zeros((), dtype=torch.uint8))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Read statistics that were saved before it was known of what they are, too: they go on as they did."""
+        state_dict.setdefault(f"{prefix}{DEMONSTRATED}", torch.zeros_like(self.demonstrated))
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     @property
     def of_demonstrations(self) -> bool:

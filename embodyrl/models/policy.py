@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.normalizer import RunningNormalizer
+from embodyrl.models.normalizer import DEMONSTRATED, RunningNormalizer
 from embodyrl.models.saved import refuse_other_weights, write_description
 from embodyrl.models.weights import differences, read_tensors, shapes_of
 
@@ -327,8 +327,9 @@ class Policy(nn.Module, ABC):
         refuse_other_weights(folder)
         if not path.is_file():
             raise PolicyError(f"{folder} holds no {WEIGHTS_FILE}", "give the `policy` folder of a checkpoint")
-        weights = read_tensors(path)
-        if faults := differences(shapes_of(self.state_dict()), shapes_of(weights), kind=tuple):
+        own, weights = self.state_dict(), read_tensors(path)
+        weights |= {name: own[name] for name in own.keys() - weights.keys() if name.endswith(f".{DEMONSTRATED}")}
+        if faults := differences(shapes_of(own), shapes_of(weights), kind=tuple):
             raise PolicyError(f"weights in {path} do not fit model {self.name!r}: {'; '.join(sorted(faults))}")
         self.load_state_dict(weights)
 

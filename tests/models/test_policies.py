@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from learning import PPO
+from safetensors.torch import load_file, save_file
 from slow import only_slow
 
 from embodyrl.checking.policies import PROMISES, PolicyBench
@@ -377,6 +378,21 @@ def test_normalisation_changes_only_in_update_statistics_and_equals_numpy() -> N
     everything = torch.cat([observation.proprio for observation in batches]).double().numpy()
     np.testing.assert_allclose(policy.normalizer.mean.numpy(), everything.mean(0), atol=1e-12)
     np.testing.assert_allclose(policy.normalizer.variance.numpy(), everything.var(0), atol=1e-12)
+
+
+def test_a_policy_that_was_saved_before_statistics_could_be_of_demonstrations_is_read(tmp_path: Path) -> None:
+    policy = make_policy("mlp")
+    policy.update_statistics({"proprio": torch.randn(20, policy.spec.proprio_dim)})
+    policy.save(tmp_path, MLPConfig(name="mlp"))
+    (file,) = tmp_path.glob("*.safetensors")
+    weights = load_file(file)
+    del weights["normalizer.demonstrated"]
+    save_file(weights, file)
+    other, third = make_policy("mlp"), make_policy("mlp")
+    other.load(tmp_path)
+    third.load_state_dict(weights)  # as a run that is resumed reads its copies
+    assert not third.normalizer.of_demonstrations
+    assert all(torch.equal(each, policy.state_dict()[name]) for name, each in other.state_dict().items())
 
 
 def test_what_demonstrations_hardly_vary_is_not_magnified() -> None:
