@@ -36,11 +36,6 @@ class Aggregation(ReplayLearner):
         self._first_steps = self.algorithm.off_policy.imitation.first_steps
 
     @property
-    def learns_before_rollouts(self) -> bool:
-        """See `ReplayLearner`."""
-        return self._first_steps > 0
-
-    @property
     def acts_randomly_first(self) -> bool:
         """See `ReplayLearner`: the policy has to get into states by itself."""
         return False
@@ -62,7 +57,9 @@ class Aggregation(ReplayLearner):
             return
         assert demonstrations is not None, "the config rules ask for it"
         if not done:
-            self.statistics.begin(None, transitions, policy_keeps=True)
+            # It goes on imitating, what it meets in rollouts included, so that these go into the statistics, too: with
+            # those of the demonstrations alone push was learned worse, in three seeds of three.
+            self.statistics.begin(None, transitions, policy_keeps=False)
         yield from FirstImitation(self.imitation, demonstrations, self._first_steps, message).steps(done)
 
     def sampler(self, replay: Replay, transitions: Transitions | None) -> DemonstrationSampler | None:

@@ -63,8 +63,8 @@ class ReplayLearner(Learner):
 
     @property
     def learns_before_rollouts(self) -> bool:
-        """Whether the policy learns from demonstrations before it sees a rollout. It then keeps the statistics that it
-        learned with."""
+        """Whether the policy learns from demonstrations before it sees a rollout, and from values afterwards. It then
+        keeps the statistics that it learned with."""
         return False
 
     @property
