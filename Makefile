@@ -27,7 +27,7 @@ run:  ## Train the default experiment: MetaWorld reach-v3 from state observation
 	@$(BIN)/embodyrl run $(if $(CONFIG),"$(CONFIG)") $(ARGS)
 
 test:  ## Run the tests in minutes, one process per usable core (ARGS='-n 0': in one process)
-	@$(SETUP) metaworld maniskill vla data dev
+	@$(SETUP) metaworld maniskill vla data serve dev
 	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not by_hand" $(ARGS)
 
 test-all:  ## Run all tests: also repeated kills, further cases, more random ones, published sizes
@@ -35,7 +35,7 @@ test-all:  ## Run all tests: also repeated kills, further cases, more random one
 	@$(BIN)/python -m pytest $(PARALLEL) --hypothesis-profile=all $(ARGS)
 
 check:  ## Lint, check formatting, types and the layers of the architecture
-	@$(SETUP) metaworld maniskill vla data dev
+	@$(SETUP) metaworld maniskill vla data serve dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -51,7 +51,7 @@ bench:  ## Measure the speed that the README states, next to Stable-Baselines3
 	@$(BIN)/python benchmarks/vs_sb3.py $(ARGS)
 
 setup:  ## Set up .venv for run, test, check and bench, and stop there
-	@$(SETUP) metaworld maniskill vla data dev
+	@$(SETUP) metaworld maniskill vla data serve dev
 
 all-extras:  ## Set up .venv with every simulator, model and tool
 	@$(SETUP) metaworld maniskill libero mujoco pusht robotics aloha hil dm-control robosuite vla bnb data ray serve figures dev
