@@ -40,6 +40,7 @@ from embodyrl.runs.metrics import read_rows
 from embodyrl.runs.record import read_summary, sorted_evaluations
 from embodyrl.runs.robustness import Robustness
 from embodyrl.screen import counted, say, showing
+from embodyrl.serving.options import ServeOptions
 from embodyrl.sweeps.axes import Seeds
 from embodyrl.sweeps.folder import SweepError, is_sweep, read_plan
 from embodyrl.sweeps.results import Results, read_results
@@ -700,14 +701,14 @@ def serve(
     policy: LoadedPolicy | str | Path,
     overrides: Sequence[str] = (),
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    protocol: str = "openpi",
+    host: str = ServeOptions.host,
+    port: int = ServeOptions.port,
+    protocol: str = ServeOptions.protocol,
     keys: Mapping[str, str] | None = None,
     resize: bool = False,
     token: str | None = None,
-    max_batch: int = 16,
-    wait_ms: float = 2.0,
+    max_batch: int = ServeOptions.max_batch,
+    wait_ms: float = ServeOptions.wait_ms,
     trust: bool = False,
 ) -> PolicyServer:
     """Let a policy act for robots and benchmarks over the network, as `embodyrl serve` does: from a thread of its own,
@@ -716,24 +717,16 @@ def serve(
     Args:
         policy: loaded, or a path as in `load_policy`.
         overrides, trust: see `load_policy`.
-        host: address to listen at; any but a loopback one lets other machines in.
-        port: 0: any that is free, afterwards in `PolicyServer.port`.
-        protocol: how clients speak: `openpi`, or `vla-eval`.
-        keys: key of a message by the name of a camera, `state` or `prompt`; see docs/serving.md.
-        resize: scale images that have another size than the policy sees.
-        token: clients must send it; None: whoever reaches the port may ask.
-        max_batch: most clients that one forward pass answers.
-        wait_ms: milliseconds that a request waits for others [ms].
+        host, port, protocol, keys, resize, token, max_batch, wait_ms: see `ServeOptions`; the port is afterwards in
+            `PolicyServer.port`.
 
     Raises:
         UserError, RunError: see `train`; the policy cannot be served, or the port is taken.
     """
     from embodyrl.runner.playing import LoadedPolicy
-    from embodyrl.serving.server import PolicyServer, check_options
+    from embodyrl.serving.server import PolicyServer
 
-    check_options(port=port, protocol=protocol, token=token, max_batch=max_batch, wait_ms=wait_ms)
-    return PolicyServer(
-        policy if isinstance(policy, LoadedPolicy) else load_policy(policy, overrides, trust=trust),
+    options = ServeOptions(
         host=host,
         port=port,
         protocol=protocol,
@@ -743,6 +736,9 @@ def serve(
         max_batch=max_batch,
         wait_ms=wait_ms,
     )
+    options.check()
+    loaded = policy if isinstance(policy, LoadedPolicy) else load_policy(policy, overrides, trust=trust)
+    return PolicyServer(loaded, options)
 
 
 @overload

@@ -14,6 +14,13 @@ from embodyrl.cli.completion import config_words
 from embodyrl.errors import UserError
 from embodyrl.files import why_no_place
 
+SavedPolicy = Annotated[
+    str,
+    typer.Argument(
+        help="A checkpoint folder, a run directory (its last checkpoint), or an exported policy, also on the hub: "
+        "hf://owner/name[@revision]."
+    ),
+]
 Trust = Annotated[
     bool,
     typer.Option(

@@ -21,6 +21,7 @@ from embodyrl.cli.arguments import (
     ConfigArguments,
     ImageFormat,
     Keep,
+    SavedPolicy,
     SpecOnly,
     Trust,
     check_words,
@@ -30,6 +31,7 @@ from embodyrl.cli.completion import option_of, override_words, sections
 from embodyrl.errors import DiskFull, RunError, UserError, explain, frames_of_plugin, is_debugging, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.screen import announced
+from embodyrl.serving.options import ServeOptions
 from embodyrl.version import __version__
 
 app = typer.Typer(
@@ -158,13 +160,7 @@ def watch(
 
 @app.command("eval", short_help="Evaluate checkpoints; published protocols, pairs.")
 def evaluate(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            help="A checkpoint folder, a run directory (its last checkpoint), or an exported policy, also on the hub: "
-            "hf://owner/name[@revision]."
-        ),
-    ],
+    checkpoint: SavedPolicy,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -312,13 +308,7 @@ def export(
 
 @app.command(short_help="Let a policy act for robots and benchmarks, over the network.")
 def serve(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            help="A checkpoint folder, a run directory (its last checkpoint), or an exported policy, also on the hub: "
-            "hf://owner/name[@revision]."
-        ),
-    ],
+    checkpoint: SavedPolicy,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -327,11 +317,13 @@ def serve(
             autocompletion=override_words,
         ),
     ] = None,
-    protocol: Annotated[str, typer.Option(metavar="NAME", help="How clients speak: openpi, or vla-eval.")] = "openpi",
+    protocol: Annotated[
+        str, typer.Option(metavar="NAME", help="How clients speak: openpi, or vla-eval.")
+    ] = ServeOptions.protocol,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address to listen at; 0.0.0.0 lets other machines in.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", help="Port; 0: any that is free.")] = 8000,
+    ] = ServeOptions.host,
+    port: Annotated[int, typer.Option(metavar="N", help="Port; 0: any that is free.")] = ServeOptions.port,
     keys: Annotated[
         list[str] | None,
         typer.Option(
@@ -352,28 +344,27 @@ def serve(
     ] = None,
     max_batch: Annotated[
         int, typer.Option(metavar="N", help="Most clients that are answered by one forward pass.")
-    ] = 16,
-    wait_ms: Annotated[float, typer.Option(metavar="MS", help="Milliseconds that a request waits for others.")] = 2.0,
+    ] = ServeOptions.max_batch,
+    wait_ms: Annotated[
+        float, typer.Option(metavar="MS", help="Milliseconds that a request waits for others.")
+    ] = ServeOptions.wait_ms,
     trust: Trust = False,
 ) -> None:
     """Let a policy act for robots and benchmarks, over a WebSocket, as openpi's policy server or a model server
     of vla-eval does."""
     from embodyrl.cli import serve as serving
 
-    code = serving.serve(
-        checkpoint,
-        overrides or [],
-        protocol=protocol,
+    options = ServeOptions(
         host=host,
         port=port,
+        protocol=protocol,
         keys=serving.keys_of(keys or []),
         resize=resize,
         token=token,
         max_batch=max_batch,
         wait_ms=wait_ms,
-        trust=trust,
     )
-    raise typer.Exit(code)
+    raise typer.Exit(serving.serve(checkpoint, overrides or [], options, trust=trust))
 
 
 @app.command(short_help="Record demonstrations as a LeRobotDataset v3.")

@@ -7,13 +7,14 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from embodyrl.api import load_policy
 from embodyrl.cli.arguments import CommandLineError
-from embodyrl.screen import counted, fold, say, terminal_width
-from embodyrl.serving.observing import PROMPT
-from embodyrl.serving.server import LOOPBACK, PolicyServer, check_options
+from embodyrl.screen import counted, say, terminal_width
+from embodyrl.serving.observing import PROMPT, STATE
+from embodyrl.serving.options import ServeOptions
+from embodyrl.serving.server import LOOPBACK, PolicyServer
 
 SHOWN_EVERY_S, PLAIN_EVERY_S = 1.0, 30.0
 """Seconds between two looks at the figures on a terminal, and between two lines elsewhere [s]."""
@@ -36,38 +37,14 @@ def keys_of(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def serve(
-    path: str,
-    overrides: Sequence[str],
-    *,
-    protocol: str,
-    host: str,
-    port: int,
-    keys: Mapping[str, str],
-    resize: bool,
-    token: str | None,
-    max_batch: int,
-    wait_ms: float,
-    trust: bool,
-) -> int:
+def serve(path: str, overrides: Sequence[str], options: ServeOptions, *, trust: bool) -> int:
     """Serve until a signal comes; returns the exit code."""
-    check_options(port=port, protocol=protocol, token=token, max_batch=max_batch, wait_ms=wait_ms)
+    options.check()
     say(f"loading   {path} ...")
-    policy = load_policy(path, overrides, trust=trust)
-    server = PolicyServer(
-        policy,
-        host=host,
-        port=port,
-        protocol=protocol,
-        keys=keys,
-        resize=resize,
-        token=token,
-        max_batch=max_batch,
-        wait_ms=wait_ms,
-    )
+    server = PolicyServer(load_policy(path, overrides, trust=trust), options)
 
     def begun() -> None:
-        say(_first_lines(server, policy.chunk_size, policy.action_dim, token=token, protocol=protocol, host=host))
+        say(_first_lines(server))
 
     async def both() -> None:
         showing = asyncio.create_task(_show(server))
@@ -75,6 +52,8 @@ def serve(
             await server.serve(begun, (signal.SIGINT, signal.SIGTERM))
         finally:
             showing.cancel()
+            if sys.stdout.isatty():  # the line of figures stands there
+                print("\r\033[K", end="", flush=True)
 
     begun_at = time.monotonic()
     asyncio.run(both())
@@ -84,20 +63,17 @@ def serve(
     return 0
 
 
-def _first_lines(
-    server: PolicyServer, chunk_size: int, action_dim: int, *, token: str | None, protocol: str, host: str
-) -> str:
-    keys = server.metadata["keys"]
-    high, wide = server.metadata["image_size"]
-    rows = []
-    for name, ways in keys.items():
-        what = f"{high} x {wide}" if name in server.metadata["cameras"] else ""
-        what = f"{server.metadata['state_dim']} numbers" if name == "state" else what
-        what = "task description" if name == PROMPT else what
-        rows.append(f"  {name:<9} {what}: {' | '.join(ways)}")
-    lines = [f"serving   {server.url} ({protocol})   chunks of {counted(chunk_size, 'action')} of {action_dim}", *rows]
-    if host not in LOOPBACK:
-        who = "whoever knows the token" if token else "WHOEVER REACHES IT, for there is no --token,"
+def _first_lines(server: PolicyServer) -> str:
+    told, options = server.metadata, server.options
+    high, wide = told["image_size"]
+    what = dict.fromkeys(told["cameras"], f"{high} x {wide}")
+    what |= {STATE: counted(told["state_dim"], "number"), PROMPT: "task description"}
+    longest = max(map(len, ("serving", *told["keys"])))
+    chunks = f"chunks of {counted(told['chunk_size'], 'action')} of {told['action_dim']}"
+    lines = [f"serving   {server.url} ({options.protocol})   {chunks}"]
+    lines += [f"  {name:<{longest}}  {what[name]}: {' | '.join(ways)}" for name, ways in told["keys"].items()]
+    if options.host not in LOOPBACK:
+        who = "whoever knows the token" if options.token else "WHOEVER REACHES IT, for there is no --token,"
         lines.append(f"open      to other machines: {who} can let this policy act")
     return "\n".join([*lines, "Ctrl-C ends it, after the requests under way"])
 
@@ -118,6 +94,6 @@ async def _show(server: PolicyServer) -> None:
             batch = figures.requests / max(figures.batches, 1)
             line += f"   batch {batch:.1f}   latency {1000 * middle:.1f} ms (95 %: {1000 * late:.1f})"
         if live:
-            print(f"\r\033[K{fold(line, None)[: (terminal_width() or 80) - 1]}", end="", flush=True)
+            print(f"\r\033[K{line[: (terminal_width() or 80) - 1]}", end="", flush=True)
         else:
             say(line)

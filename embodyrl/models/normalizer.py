@@ -86,5 +86,6 @@ class RunningNormalizer(nn.Module):
         self.variance.copy_(sum_of_squares / total)
         self.count.copy_(total)
         self.shift.copy_(self.mean)
-        smallest = max(self.smallest, SMALLEST_DEVIATION) if self.of_demonstrations else self.smallest
-        self.scale.copy_((self.variance.clamp(min=smallest**2) + 1e-8).rsqrt())
+        # Without a look at the flag on the host, which would wait for a GPU.
+        smallest = (self.demonstrated.to(torch.float64) * SMALLEST_DEVIATION).clamp(min=self.smallest)
+        self.scale.copy_((torch.maximum(self.variance, smallest.square()) + 1e-8).rsqrt())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs import Observation
-from embodyrl.errors import RunError, UserError
+from embodyrl.errors import RunError, UserError, listed
 from embodyrl.messages import MessageError, pack, unpack
 from embodyrl.serving.observing import PROMPT, STATE
-from embodyrl.serving.server import check_packages
+from embodyrl.serving.options import check_packages
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -67,12 +67,14 @@ class RemotePolicy:
         self._headers = None if token is None else {"Authorization": f"Api-Key {token}"}
         self._open: list[ClientConnection] = []
         self._connect(0, time.monotonic() + deadline_s)
-        named = self.metadata.get("keys")
-        told = {name: ways[0] for name, ways in named.items()} if isinstance(named, dict) else {}
         cameras = self.metadata.get("cameras")
         self._cameras = [str(each) for each in cameras] if isinstance(cameras, list) else ["image", "wrist_image"]
         usual = dict(zip(self._cameras, USUAL, strict=False)) | {STATE: "observation/state", PROMPT: PROMPT}
-        self._keys = {**usual, **told, **(keys or {})}
+        self._keys = {**usual, **_told_keys(self.metadata), **(keys or {})}
+        if missing := [name for name in self._cameras if name not in self._keys]:
+            raise UserError(f"{url} does not say under which key it looks for {listed(missing)}: name them in `keys`")
+        if "+" in self._keys[STATE]:
+            raise UserError(f"{url} looks for the state in parts, {self._keys[STATE]}: start it without such a --map")
 
     def act(self, observation: Observation) -> NDArray[np.float32]:
         """Return the chunks `[B, C, D]` of an observation with `B` rows.
@@ -114,7 +116,7 @@ class RemotePolicy:
                 raise UserError(f"the observation has {len(views)} images, and {self.url} wants {len(self._cameras)}")
             message |= {self._keys[camera]: view for camera, view in zip(self._cameras, views, strict=True)}
         if observation.proprio is not None:
-            message[self._keys[STATE].split("+")[0]] = observation.proprio[row]
+            message[self._keys[STATE]] = observation.proprio[row]
         return pack(message, bytes_keys=True)
 
     def _send(self, row: int, message: bytes, until: float) -> None:
@@ -162,20 +164,24 @@ class RemotePolicy:
 
         while True:
             left = until - time.monotonic()
+            opened = ExitStack()
             try:
-                opening = connect(
-                    self.url,
-                    additional_headers=self._headers,
-                    compression=None,
-                    max_size=MOST_BYTES,
-                    open_timeout=max(left, 0.1),
+                connection = opened.enter_context(
+                    connect(
+                        self.url,
+                        additional_headers=self._headers,
+                        compression=None,
+                        max_size=MOST_BYTES,
+                        open_timeout=max(left, 0.1),
+                    )
                 )
-                connection = opening.__enter__()
                 first = connection.recv(timeout=max(left, 0.1))
                 self.metadata = unpack(first) if isinstance(first, bytes) else {}
-            except (InvalidStatus, InvalidHandshake, MessageError) as error:
-                raise RunError(f"{self.url} is no policy server that lets one in: {error}") from error
-            except (OSError, WebSocketException, TimeoutError) as error:
+            except (OSError, WebSocketException, TimeoutError, MessageError) as error:
+                opened.close()
+                ends = isinstance(error, InvalidStatus) and error.response.status_code == 503  # another may begin
+                if isinstance(error, InvalidHandshake | MessageError) and not ends:
+                    raise RunError(f"{self.url} is no policy server that lets one in: {error}") from error
                 if time.monotonic() + AGAIN_S >= until:
                     raise RunError(
                         f"nobody answers at {self.url} within {self._deadline_s:g} s ({error}): start it "
@@ -190,3 +196,10 @@ class RemotePolicy:
             self._open[row] = connection
         else:
             self._open.append(connection)
+
+
+def _told_keys(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return the first key that a server looks for each part of an observation under, as far as it says so."""
+    named = metadata.get("keys")
+    lists = {name: ways for name, ways in named.items() if isinstance(ways, list)} if isinstance(named, dict) else {}
+    return {name: ways[0] for name, ways in lists.items() if ways and isinstance(ways[0], str)}

@@ -101,8 +101,10 @@ class Observer:
         if image.shape[-1] != 3:  # channels first, as ALOHA's clients send it
             image = image.transpose(1, 2, 0)
         if image.dtype.kind == "f":
-            with np.errstate(invalid="ignore"):
-                image = np.clip(image * 255.0, 0.0, 255.0).astype(np.uint8)
+            low, high_end = (image.min(), image.max()) if image.size else (0.0, 0.0)
+            if not (low >= 0.0 and high_end <= 1.0):  # also NaN
+                raise RequestError(f"{key} has floats from {low:g} to {high_end:g}: want 0 to 1, or uint8")
+            image = (image * 255.0).astype(np.uint8)
         if image.dtype != np.uint8:
             raise RequestError(f"{key} has numbers of type {image.dtype}: want uint8, or floats from 0 to 1")
         if image.shape[:2] != self.simulator.image_size:
@@ -132,8 +134,6 @@ class Observer:
         if len(only) == 1 and not any(key in message for key in keys):
             return only.pop()
         _, prompt = _first(message, keys, "the task description")
-        if isinstance(prompt, np.ndarray) and prompt.size == 1:
-            prompt = prompt.item()
         if not isinstance(prompt, str) or len(prompt) > LONGEST_PROMPT:
             raise RequestError(f"the task description is {_shape(prompt)}: want a text of up to {LONGEST_PROMPT}")
         return prompt

@@ -6,19 +6,21 @@ One event loop talks to all clients; one thread computes. Nothing that a client 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hmac
 import http
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from embodyrl.errors import MissingPackageError, RunError, UserError, did_you_mean, listed, without_controls
+from embodyrl.errors import RunError, without_controls
 from embodyrl.messages import MessageError
 from embodyrl.serving.batching import Batcher, Figures
 from embodyrl.serving.observing import Observer, RequestError
 from embodyrl.serving.openpi import OpenPiSession
+from embodyrl.serving.options import ServeOptions
 from embodyrl.serving.session import Session
 from embodyrl.serving.vla_eval import VLAEvalSession
 from embodyrl.version import __version__
@@ -29,10 +31,9 @@ if TYPE_CHECKING:
 
     from embodyrl.runner.playing import LoadedPolicy
 
-PROTOCOLS: dict[str, type[Session]] = {"openpi": OpenPiSession, "vla-eval": VLAEvalSession}
-"""How a client may speak to a server."""
+SESSIONS: dict[str, type[Session]] = {"openpi": OpenPiSession, "vla-eval": VLAEvalSession}
+"""What talks to a client, by protocol."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 MOST_CLIENTS = 64
 SMALLEST_LIMIT = 8 * 2**20
 """Bytes that a message may always have, so that an image that is too large is refused by its size in pixels."""
@@ -47,37 +48,22 @@ class PolicyServer:
 
     Args:
         policy: acts.
-        host: address to listen at; any but a loopback one lets other machines in.
-        port: 0: any that is free, see `port`.
-        protocol: a name of `PROTOCOLS`.
-        keys, resize: see `Observer`.
-        token: clients must send it; None: whoever reaches the port may ask.
-        max_batch: most clients that one forward pass answers.
-        wait_ms: milliseconds that a request waits for others [ms].
+        options: how, see there.
 
     Raises:
         UserError: a value is none, or the policy cannot be served.
         MissingPackageError: websockets or msgpack are not installed.
     """
 
-    def __init__(
-        self,
-        policy: LoadedPolicy,
-        *,
-        host: str = DEFAULT_HOST,
-        port: int = DEFAULT_PORT,
-        protocol: str = "openpi",
-        keys: Mapping[str, str] | None = None,
-        resize: bool = False,
-        token: str | None = None,
-        max_batch: int = 16,
-        wait_ms: float = 2.0,
-    ) -> None:
-        check_options(port=port, protocol=protocol, token=token, max_batch=max_batch, wait_ms=wait_ms)
-        self._host, self._asked_port, self._token = host, port, token
-        self._observer = Observer(policy.simulator, keys, resize=resize)
-        self._batcher = Batcher(policy.act, most=max_batch, wait_s=wait_ms / 1000.0)
-        self._session = PROTOCOLS[protocol]
+    def __init__(self, policy: LoadedPolicy, options: ServeOptions) -> None:
+        options.check()
+        self.options = options
+        seen = policy.simulator
+        if not policy.policy.spec.proprio_dim:  # a client need not send what is not read
+            seen = dataclasses.replace(seen, proprio_dim=0)
+        self._observer = Observer(seen, options.keys, resize=options.resize)
+        self._batcher = Batcher(policy.act, most=options.max_batch, wait_s=options.wait_ms / 1000.0)
+        self._session = SESSIONS[options.protocol]
         self.metadata = metadata_of(policy, self._observer)
         """What clients are told of the policy."""
         images = policy.simulator.num_images * policy.simulator.image_size[0] * policy.simulator.image_size[1] * 3
@@ -86,7 +72,8 @@ class PolicyServer:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        self.port = port
+        self._failed: list[BaseException] = []
+        self.port = options.port
         """Where it listens."""
 
     @property
@@ -102,26 +89,25 @@ class PolicyServer:
     @property
     def url(self) -> str:
         """Where clients find it."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
+        host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
         return f"ws://{host}:{self.port}"
 
     # ---- in a thread
 
     def __enter__(self) -> Self:
-        begun, failed = threading.Event(), list[BaseException]()
+        begun = threading.Event()
 
         def work() -> None:
             try:
                 asyncio.run(self.serve(begun.set))
             except BaseException as error:
-                failed.append(error)
+                self._failed.append(error)  # raised below, or by `close`
             begun.set()
 
         self._thread = threading.Thread(target=work, name="serve", daemon=True)
         self._thread.start()
         begun.wait()
-        if failed:
-            raise failed[0]
+        self._raise()
         return self
 
     def __exit__(
@@ -130,12 +116,24 @@ class PolicyServer:
         self.close()
 
     def close(self) -> None:
-        """Finish the requests under way and end. May be called again."""
+        """Finish the requests under way and end. May be called again.
+
+        Raises:
+            RunError: it does not end, because the policy is still computing.
+            Exception: whatever ended it before.
+        """
         if self._thread is not None and self._loop is not None and self._stop is not None:
             if self._thread.is_alive():
                 self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(FINISH_S + CLOSE_S + 5.0)
+            if self._thread.is_alive():
+                raise RunError(f"{self.url} does not end: its policy is still computing")
             self._thread = None
+            self._raise()
+
+    def _raise(self) -> None:
+        if self._failed:
+            raise self._failed.pop()
 
     # ---- in an event loop
 
@@ -157,8 +155,8 @@ class PolicyServer:
         try:
             server = await serve(
                 self._talk,
-                self._host,
-                self._asked_port,
+                self.options.host,
+                self.options.port,
                 process_request=self._admit,
                 compression=None,  # images hardly shrink, and it costs more than it saves
                 max_size=self._max_bytes,
@@ -171,10 +169,10 @@ class PolicyServer:
             )
         except OSError as error:
             raise RunError(
-                f"cannot listen at {self._host}:{self._asked_port}: {error.strerror or error} - choose another --port "
-                "(0: any that is free), or end the program that has it"
+                f"cannot listen at {self.options.host}:{self.options.port}: {error.strerror or error} - choose another "
+                "--port (0: any that is free), or end the program that has it"
             ) from error
-        self.port = server.sockets[0].getsockname()[1] if not self._asked_port else self._asked_port
+        self.port = self.options.port or server.sockets[0].getsockname()[1]
         working = asyncio.create_task(self._batcher.run())
         begun()
         try:
@@ -202,9 +200,9 @@ class PolicyServer:
         """Answer what is no WebSocket, and whoever has no business here; None: come in."""
         if request.path in ("/healthz", "/health"):
             return connection.respond(http.HTTPStatus.OK, "OK\n")
-        if self._token is not None:
+        if self.options.token is not None:
             given = request.headers.get("Authorization", "").removeprefix("Api-Key ").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self._token.encode()):
+            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.options.token.encode()):
                 return connection.respond(http.HTTPStatus.UNAUTHORIZED, "the token is missing or another one\n")
         if self._stop is not None and self._stop.is_set():
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending\n")
@@ -254,7 +252,7 @@ class PolicyServer:
 
 def metadata_of(policy: LoadedPolicy, observer: Observer) -> dict[str, Any]:
     """Return what clients are told of a policy."""
-    simulator = policy.simulator
+    simulator = observer.simulator
     return {
         "server": f"embodyrl {__version__}",
         "model": str(policy.config.model.name),
@@ -266,37 +264,3 @@ def metadata_of(policy: LoadedPolicy, observer: Observer) -> dict[str, Any]:
         "state_dim": simulator.proprio_dim,
         "keys": {name: list(keys) for name, keys in observer.keys().items()},
     }
-
-
-def check_options(*, port: int, protocol: str, token: str | None, max_batch: int, wait_ms: float) -> None:
-    """Check all that can be known of a server before its policy is loaded.
-
-    Raises:
-        UserError, MissingPackageError: see `PolicyServer`.
-    """
-    check_packages()
-    if protocol not in PROTOCOLS:
-        hint = did_you_mean(protocol, PROTOCOLS, lead=" - ")
-        raise UserError(f"protocol {protocol!r} is unknown{hint} (protocols: {listed(PROTOCOLS)})")
-    for name, value, low, high in (
-        ("port", port, 0, 65535),
-        ("max_batch", max_batch, 1, 1024),
-        ("wait_ms", wait_ms, 0, 1000),
-    ):
-        if isinstance(value, bool) or not low <= value <= high:
-            raise UserError(f"{name} = {value!r}: want {low} .. {high}")
-    if token is not None and not token.strip():
-        raise UserError("the token is empty: give one that cannot be guessed, or none")
-
-
-def check_packages() -> None:
-    """Check that what serving needs is installed.
-
-    Raises:
-        MissingPackageError: it is not.
-    """
-    try:
-        import msgpack  # noqa: F401
-        import websockets.asyncio.server  # noqa: F401
-    except ImportError as error:
-        raise MissingPackageError(f"serving needs {error.name}: pip install 'embodyrl[serve]'") from None

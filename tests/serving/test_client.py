@@ -31,17 +31,17 @@ def seen(rows: int) -> embodyrl.Observation:
 
 
 @contextmanager
-def stand_in(answer: Callable[[dict[str, Any]], Any], port: int = 0) -> Iterator[str]:
-    """A server that speaks openpi's protocol and is not ours: its first message is empty."""
+def stand_in(answer: Callable[[dict[str, Any]], Any], told: dict[str, Any] | None = None) -> Iterator[str]:
+    """A server that speaks openpi's protocol and is not ours: its first message is empty, or what is `told`."""
 
     def talk(connection: ServerConnection) -> None:
-        connection.send(pack({}, bytes_keys=True))
+        connection.send(pack(told or {}, bytes_keys=True))
         for data in connection:
             assert isinstance(data, bytes)
             found = answer(unpack(data))
             connection.send(found if isinstance(found, str | bytes) else pack(found, bytes_keys=True))
 
-    with serve(talk, "127.0.0.1", port) as server:
+    with serve(talk, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
@@ -79,6 +79,20 @@ def test_servers_of_openpi_are_asked_by_its_keys() -> None:
     assert [message["prompt"] for message in asked] == ["a", "b"]
     assert np.array_equal(asked[1]["observation/image"], images[1, 0])
     assert np.array_equal(asked[1]["observation/wrist_image"], images[1, 1])
+
+
+def test_what_a_server_says_of_itself_is_not_believed_blindly(policy: embodyrl.LoadedPolicy) -> None:
+    for told, message in (
+        ({"keys": {"state": 7, "prompt": []}, "cameras": 3}, None),
+        ({"cameras": ["a", "b", "c"]}, "does not say under which key it looks for 'c': name them in `keys`"),
+        ({"keys": {"state": ["q+gripper"]}}, "looks for the state in parts, q+gripper"),
+    ):
+        with stand_in(lambda _: {"actions": np.ones((1, 1))}, told) as url:
+            if message is None:
+                assert embodyrl.RemotePolicy(url).act(seen(1)).shape == (1, 1, 1)
+                continue
+            with pytest.raises(embodyrl.UserError, match=re.escape(message)):
+                embodyrl.RemotePolicy(url)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,8 @@ def test_a_policy_of_one_task_knows_what_to_do() -> None:
         ({"observation/image": FRONT[:2]}, "observation/image is 2 x 6 pixels, but the policy sees 4 x 6: resize it"),
         ({"observation/image": FRONT[..., :2]}, "observation/image is uint8 [4, 6, 2]: want an image"),
         ({"observation/image": FRONT.astype(np.int64)}, "observation/image has numbers of type int64: want uint8"),
+        ({"observation/image": FRONT.astype(np.float32)}, "observation/image has floats from 10 to 10: want 0 to 1"),
+        ({"observation/image": FRONT * np.nan}, "observation/image has floats from nan to nan: want 0 to 1"),
         ({"observation/image": b"png"}, "observation/image is bytes of 3: want an image"),
     ],
 )

@@ -237,16 +237,19 @@ def test_what_cannot_be_served_is_refused_before_anything_listens(
 
 def test_the_command_line_serves_until_it_is_told_to_end(run: Path) -> None:
     command = [sys.executable, "-m", "embodyrl", "serve", str(run), "--port", "0", "--map", "state=robot/q"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "EMBODYRL_TOKEN": "t"}
-    ) as program:
+    surroundings = {**os.environ, "EMBODYRL_TOKEN": "t"}
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=surroundings) as program,
+        ExitStack() as ended,
+    ):
         assert program.stdout is not None
-        said = []
+        ended.callback(program.kill)  # before it is waited for, if something is wrong
+        said: list[str] = []
         while not said or not said[-1].startswith("Ctrl-C ends it"):
             said.append(program.stdout.readline())
             assert said[-1], said
         url = re.search(r"ws://127.0.0.1:\d+", "".join(said))
-        assert url is not None and "state     3 numbers: robot/q" in "".join(said)
+        assert url is not None and re.search(r"state +3 numbers: robot/q\n", "".join(said))
         with connect(url[0], additional_headers={"Authorization": "Bearer t"}) as client:
             client.recv(timeout=20)
             answer = ask(client, {"robot": {"q": [1.0, 0.0, 0.0]}})
