@@ -426,7 +426,9 @@ def whole_episodes_fit_rollout(config: Config) -> Iterator[ConfigIssue]:
         return  # another rule asks for continuous ones
     if config.rollout.episodes is not Episodes.whole:
         return
-    chunks, size, steps = config.rollout.num_chunks, config.rollout.chunk_size, config.env.known_time_limit
+    rollout, steps = config.rollout, config.env.known_time_limit
+    chunks, size = rollout.num_chunks, max(1, rollout.chunk_size - rollout.delay)
+    executed = "(rollout.chunk_size - rollout.delay)" if rollout.delay else "rollout.chunk_size"
     if steps == MOST_EPISODE_STEPS:
         yield ConfigIssue(
             ("rollout.episodes", "env.max_episode_steps"),
@@ -437,7 +439,7 @@ def whole_episodes_fit_rollout(config: Config) -> Iterator[ConfigIssue]:
     elif steps is not None and chunks * size < steps:
         yield ConfigIssue(
             ("rollout.num_chunks", "rollout.episodes", "rollout.chunk_size", "env.max_episode_steps"),
-            f"rollout.num_chunks = {chunks} x rollout.chunk_size = {size} steps are too few for a whole episode of "
+            f"rollout.num_chunks = {chunks} x {executed} = {size} steps are too few for a whole episode of "
             f"env.max_episode_steps = {steps}",
             f"set rollout.num_chunks to {math.ceil(steps / size)}",
             fix={"rollout.num_chunks": math.ceil(steps / size)},
@@ -449,9 +451,9 @@ def learning_executes_whole_chunks(config: Config) -> Iterator[ConfigIssue]:
     """Check that rollouts that are learned from execute the chunks that were sampled."""
     if is_supervised(config):
         return
-    for name in ("actions", "ensemble"):
+    for name in ("actions", "ensemble", "delay"):
         value = getattr(config.eval, name)
-        if value is not None:
+        if value is not None and (name != "delay" or value != config.rollout.delay):
             yield ConfigIssue(
                 (f"eval.{name}", "algorithm.name"),
                 f"eval.{name} = {value}: reinforcement learning has to execute the chunks whose probability it knows, "
@@ -463,7 +465,7 @@ def learning_executes_whole_chunks(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def evaluation_executes_part_of_a_chunk(config: Config) -> Iterator[ConfigIssue]:
-    """Check that an evaluation executes no more actions than a chunk has, and one at a time if chunks are averaged."""
+    """Check that an evaluation executes no more actions than a chunk has, and that chunks overlap if averaged."""
     actions, chunk = config.eval.actions, config.rollout.chunk_size
     if actions is not None and actions > chunk:
         yield ConfigIssue(
@@ -474,17 +476,50 @@ def evaluation_executes_part_of_a_chunk(config: Config) -> Iterator[ConfigIssue]
         )
     if config.eval.ensemble is None:
         return
-    if actions not in (None, 1):
+    if actions == chunk > 1:
         yield ConfigIssue(
             ("eval.actions", "eval.ensemble"),
-            f"eval.ensemble = {config.eval.ensemble} decides before every action, but eval.actions = {actions}",
-            "set eval.actions to 1 or null",
+            f"eval.ensemble = {config.eval.ensemble} has nothing to average: eval.actions = {actions} executes whole "
+            "chunks",
+            "set eval.actions to null, or to less than rollout.chunk_size",
         )
     if chunk == 1:
         yield ConfigIssue(
             ("eval.ensemble", "rollout.chunk_size"),
             f"eval.ensemble = {config.eval.ensemble} has nothing to average: rollout.chunk_size = 1",
             "set rollout.chunk_size to what the policy has learned to predict, or eval.ensemble to null",
+        )
+
+
+@rule
+def a_late_chunk_is_there_in_time(config: Config) -> Iterator[ConfigIssue]:
+    """Check that a chunk lasts until the next one is there, and that one is asked for at a time."""
+    delay, executed, chunk = config.delay, config.executed_actions, config.rollout.chunk_size
+    name = "rollout.delay" if config.eval.delay is None else "eval.delay"
+    if not delay:
+        return
+    most = chunk // 2 if config.eval.actions is None else min(executed, chunk - executed)
+    if delay > min(executed, chunk - executed):
+        yield ConfigIssue(
+            (name, "eval.actions", "rollout.chunk_size"),
+            f"{name} = {delay} is too late for chunks of rollout.chunk_size = {chunk}, {max(executed, 0)} of which are "
+            "executed before the next is asked for: a chunk must begin before that, and last until that one is there",
+            f"set {name} to {most} or less, or choose longer chunks",
+            fix={name: most},
+        )
+
+
+@rule
+def learning_knows_late_chunks(config: Config) -> Iterator[ConfigIssue]:
+    """Check that a method that is given late chunks can learn from them."""
+    needs = config.algorithm.needs(config)
+    if config.rollout.delay and needs.rollouts and needs.learns is not Learns.likelihood:
+        yield ConfigIssue(
+            ("rollout.delay", "algorithm.name"),
+            f"rollout.delay = {config.rollout.delay}, but algorithm {config.algorithm.name!r} learns what an "
+            "observation and a chunk lead to, and with a delay that depends on the chunk before, too",
+            "set rollout.delay to 0, and evaluate with eval.delay; or learn by PPO, GRPO, ...",
+            fix={"rollout.delay": LEAVE_OUT},
         )
 
 
@@ -688,12 +723,13 @@ def frames_are_read(config: Config) -> Iterator[ConfigIssue]:
             "set env.frames to 1, or rollout.observe to chunk_end",
         )
     if config.executed_actions != config.rollout.chunk_size:
-        name = "actions" if config.eval.ensemble is None else "ensemble"
+        set_here = {f"eval.{each}": getattr(config.eval, each) for each in ("actions", "ensemble", "delay")}
+        named = {name: value for name, value in set_here.items() if value} or {"rollout.delay": config.delay}
         yield ConfigIssue(
-            ("env.frames", f"eval.{name}"),
-            f"env.frames = {frames} are one chunk from each other when the policy learns, but with eval.{name} = "
-            f"{getattr(config.eval, name)} it decides within chunks",
-            f"set eval.{name} to null",
+            ("env.frames", *named),
+            f"env.frames = {frames} are one chunk from each other when the policy learns, but with "
+            f"{' and '.join(f'{name} = {value}' for name, value in named.items())} it decides within chunks",
+            f"leave out {' and '.join(named)}",
         )
 
 

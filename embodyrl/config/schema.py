@@ -469,9 +469,13 @@ class EvalConfig:
     eval` and for learning from demonstrations; reinforcement learning executes whole chunks. null: all of them,
     rollout.chunk_size."""
     ensemble: float | None = setting(None)
-    """Temporal ensembling: the policy decides before every action, and executes the mean of what all of its chunks say
-    about it, weighted by exp(-ensemble * i), where i = 0 is the oldest chunk; published for ACT with 0.01. Where
-    `actions` is allowed. null: what the latest chunk says."""
+    """Temporal ensembling: the policy decides before every action (or every `actions`), and executes the mean of what
+    all of its chunks say about it, weighted by exp(-ensemble * i), where i = 0 is the oldest chunk; published for ACT
+    with 0.01. Where `actions` is allowed. null: what the latest chunk says."""
+    delay: int | None = setting(None, low=0)
+    """Control steps from an observation to the first action of the chunk that is chosen for it, as inference takes them
+    on a robot; meanwhile the chunk before goes on. The first chunk of an episode is waited for. The policy decides
+    every `actions` steps, at least `delay`; null there: rollout.chunk_size - delay. null: rollout.delay."""
     perturb: PerturbationLevels | None = setting(None)
     """Perturbations of every evaluation episode, as in `{camera: 2}`. null: none, also where training has some."""
 
@@ -497,6 +501,10 @@ class RolloutConfig:
     ends earlier once all envs are done."""
     chunk_size: int = setting(1, low=1)
     """Actions in a chunk (C). The policy predicts them from one observation; they are executed open-loop."""
+    delay: int = setting(0, low=0)
+    """Control steps from an observation to the first action of the chunk that is chosen for it, see `eval.delay`: a
+    policy that will act late learns so. It decides every chunk_size - delay steps. For methods that learn from the
+    probability of actions."""
     episodes: Episodes = setting(Episodes.continuous)
     """continuous: envs reset automatically and episodes continue in the next rollout. whole: each rollout consists of
     whole episodes, one per env."""
@@ -989,8 +997,13 @@ class Config:
     """Metrics and videos of a run."""
 
     @property
+    def delay(self) -> int:
+        """Control steps by which chunks are late."""
+        return self.rollout.delay if self.eval.delay is None else self.eval.delay
+
+    @property
     def executed_actions(self) -> int:
-        """Actions of a chunk that simulators execute at once."""
-        if self.eval.ensemble is not None:
-            return 1
-        return self.eval.actions or self.rollout.chunk_size
+        """Actions that simulators execute between two decisions."""
+        if self.eval.actions is not None:
+            return self.eval.actions
+        return self.rollout.chunk_size - self.delay if self.eval.ensemble is None else max(1, self.delay)

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from embodyrl.models.policy import ActOutput, Inputs, Policy
+from embodyrl.models.policy import PLAN, ActOutput, Inputs, Policy
 
 MOST = 8
 """Graphs at a time. Each holds the memory of a decision."""
@@ -116,7 +116,7 @@ class Graphs:
 
     def act(self, inputs: Inputs, mode: Literal["train", "eval"], generator: torch.Generator) -> ActOutput:
         """Choose a chunk for each env; see `Policy.act`."""
-        if self._make is None or not self._kept:
+        if self._make is None or not self._kept or PLAN in inputs:  # guidance takes gradients
             return self._policy.act(inputs, mode, generator)
         key = (mode, id(generator), *((name, each.shape, each.dtype, each.device) for name, each in inputs.items()))
         if key in self._recorded:
@@ -187,4 +187,5 @@ def _map(function: Callable[[Tensor], Tensor], output: ActOutput) -> ActOutput:
         logprobs=function(output.logprobs),
         values=None if output.values is None else function(output.values),
         trace={name: function(tensor) for name, tensor in output.trace.items()},
+        plan=None if output.plan is None else function(output.plan),
     )

@@ -185,12 +185,14 @@ class HybridEngine:
         observation: Observation,
         mode: Literal["train", "eval", "random"],
         noise: torch.Generator | None = None,
+        further: Mapping[str, Tensor] | None = None,
     ) -> ActOutput:
         """Choose a chunk for each slot; see `Policy.act`, and for random ones `SoftPolicy.explore`. Without a stream of
-        `noise`, that of the first block is used."""
+        `noise`, that of the first block is used. `further` are inputs of `Policy.act` beside those of the
+        observation."""
         noise = self.noise[0] if noise is None else noise
         with self.rollout_mode(), self.clock.measure(Phase.infer), torch.inference_mode():
-            inputs = self.prepare(PolicyObservation.of(observation))
+            inputs = {**self.prepare(PolicyObservation.of(observation)), **(further or {})}
             with self.computing:
                 if mode == "random":
                     assert isinstance(self.policy, SoftPolicy), "only replays begin with random actions"

@@ -391,10 +391,11 @@ def play_in(
         on_episode: called with each episode as soon as it ended, with its number among `episodes`.
         video: records the first episodes.
     """
+    from embodyrl.rollout.action_queue import Overlap
     from embodyrl.runner.evaluation import evaluate, evaluation_noise
 
     noise = evaluation_noise(config, engine)
-    return evaluate(manager, engine, episodes, video, noise, config.eval.ensemble, on_episode)
+    return evaluate(manager, engine, episodes, video, noise, Overlap.of(config), on_episode)
 
 
 @dataclass(kw_only=True)

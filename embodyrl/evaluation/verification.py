@@ -32,6 +32,7 @@ from embodyrl.envs.states import StateError, simulator_versions
 from embodyrl.evaluation.results import Pairs
 from embodyrl.models.policy import Inputs
 from embodyrl.placement.launcher import RemoteError
+from embodyrl.rollout.action_queue import Overlap
 from embodyrl.rollout.watching import Moment, RecordedStart, StartRecorder, arrays_of
 from embodyrl.runner.build import build_acting, open_simulators, settings_of_torch_kept
 from embodyrl.runner.evaluation import EpisodeRecord, Evaluation, evaluate, evaluation_noise, held_out_episodes
@@ -256,7 +257,7 @@ def write(loaded: LoadedConfig, weights: Path | None, path: Path, iteration: int
             engine,
             held_out_episodes(config),
             noise=evaluation_noise(config, engine),
-            ensemble=config.eval.ensemble,
+            overlap=Overlap.of(config),
         )
         seen = watched.seen()
         if seen is None:
@@ -281,7 +282,7 @@ def play(loaded: LoadedConfig, weights: Path | None, count: int) -> Evaluation:
     ):
         engine = build_acting(config, manager, weights)
         chosen = held_out_episodes(config)[:count]
-        return evaluate(manager, engine, chosen, noise=evaluation_noise(config, engine), ensemble=config.eval.ensemble)
+        return evaluate(manager, engine, chosen, noise=evaluation_noise(config, engine), overlap=Overlap.of(config))
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch
 from embodyrl.rollout.episodes import EARLY_SUCCESS, Rollout, success_doubt, success_rate
 from embodyrl.rollout.interventions import Source
+from embodyrl.rollout.late_chunks import OWN
 
 
 def collect(iteration: Iteration) -> None:
@@ -70,6 +71,16 @@ def batch_of(iteration: Iteration) -> TrajectoryBatch:
 def executed_in(batch: TrajectoryBatch) -> Tensor:
     """Return a mask of the actions that were executed, bool `[K, B, C]`."""
     return executed_actions(batch["steps"], batch["valid"], batch["rewards"].shape[2])
+
+
+def chosen_in(batch: TrajectoryBatch) -> Tensor:
+    """Return a mask of the chosen actions that something depends on, bool `[K, B, C]`: those that are executed, also
+    late ones in the place of the next chunk's first."""
+    if OWN not in batch:
+        return executed_in(batch)
+    own, over = batch[OWN], batch["terminated"] | batch["truncated"]
+    reached = torch.where(over, batch["steps"], own.shape[2])
+    return own & executed_actions(reached, batch["valid"], own.shape[2])
 
 
 def free_simulators(iteration: Iteration) -> None:

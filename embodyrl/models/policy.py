@@ -30,6 +30,9 @@ Mode = Literal["train", "eval"]
 Inputs = dict[str, Tensor]
 """Network inputs, as `preprocess` returns them; every tensor is `[B, ...]`."""
 
+PLAN, PLAN_WEIGHTS = "plan", "plan_weights"
+"""Names of further inputs of `act`: what was planned for the steps to come, and how much each step is held to it; see
+`Policy.plan_shape`."""
 ACTION_WEIGHTS = "action_weights"
 """Name of a further input of `sft_loss`."""
 SAMPLE_WEIGHTS = "sample_weights"
@@ -123,6 +126,8 @@ class ActOutput:
     """`[B]` value estimates, or None without a critic."""
     trace: Inputs = field(default_factory=dict)
     """Tensors `[B, ...]` that `evaluate` needs to score this chunk again."""
+    plan: Tensor | None = None
+    """The chunk as the network has it, `[B, *Policy.plan_shape]`; None where the next one cannot go on from it."""
 
 
 @dataclass(kw_only=True)
@@ -161,6 +166,10 @@ class Policy(nn.Module, ABC):
     reads_on_host: frozenset[str] = frozenset()
     """Parts of observations, `images` or `proprio`, that `preprocess` reads on the CPU; they stay there in learning."""
 
+    plan_shape: tuple[int, int] | None = None
+    """Shape `[H, A]` of plans, for a policy that can choose a chunk that goes on from the one before: `act` then
+    returns its `plan`, and may be given `plan [B, H, A]` and `plan_weights [B, H]`, 0 .. 1, among its inputs. None: it
+    cannot."""
     trace_holds_images: bool = False
     """True if traces of `act` have all that `evaluate` needs of images: rollouts then keep none for learning, and
     `preprocess` gets none."""

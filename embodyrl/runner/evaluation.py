@@ -20,8 +20,9 @@ from embodyrl.engine.compute import Blocks, block_indices
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import EpisodePlayer, Simulators, StepResult
-from embodyrl.rollout.ensemble import TemporalEnsemble
+from embodyrl.rollout.action_queue import ONE_AFTER_ANOTHER, ActionQueue, Overlap
 from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes, success_doubt
+from embodyrl.rollout.plans import Plans
 from embodyrl.screen import counted, task
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.clock import Clock, Phase
@@ -250,7 +251,7 @@ def evaluate(
     episodes: Sequence[EpisodeSpec],
     video: TileRecorder | None = None,
     noise: Sequence[torch.Generator] | None = None,
-    ensemble: float | None = None,
+    overlap: Overlap = ONE_AFTER_ANOTHER,
     on_episode: Callable[[int, EpisodeRecord], None] | None = None,
 ) -> Evaluation:
     """Play `episodes` in this process alone and return the result; see `play_share`. `on_episode` is called with
@@ -262,7 +263,7 @@ def evaluate(
         if on_episode is not None:
             on_episode(finished.number, record_of(finished, episodes[finished.number]))
 
-    finished = play_share(manager, engine, episodes, recorded, video, noise, ensemble, tell)
+    finished = play_share(manager, engine, episodes, recorded, video, noise, overlap, tell)
     seconds = time.perf_counter() - start
     return Evaluation.of_episodes(finished, episodes, seconds=seconds, sampled=noise is not None)
 
@@ -274,7 +275,7 @@ def play_share(
     recorded: int = 0,
     video: TileRecorder | None = None,
     noise: Sequence[torch.Generator] | None = None,
-    ensemble: float | None = None,
+    overlap: Overlap = ONE_AFTER_ANOTHER,
     on_episode: Callable[[FinishedEpisode], None] = lambda finished: None,
 ) -> list[FinishedEpisode]:
     """Play those of `episodes` that the blocks of this process are dealt. A slot that finishes begins the next episode;
@@ -291,11 +292,11 @@ def play_share(
         recorded: number of episodes that are recorded, the first ones.
         video: records them, in the process that has the first block.
         noise: random streams of the actions of each block.
-        ensemble: `eval.ensemble`.
+        overlap: of chunks.
         on_episode: called with each episode as soon as it ended.
     """
     dealt = share_of_episodes(len(episodes), recorded, engine.blocks)
-    choose = _Choice(engine, manager, noise, ensemble)
+    choose = _Choice(engine, manager, noise, overlap)
     finished: list[FinishedEpisode] = []
     count = sum(map(len, dealt.values()))
     with (
@@ -379,9 +380,9 @@ class _Choice:
 
     Args:
         engine: chooses the chunks.
-        manager: the simulators, which execute the first `manager.chunk_size` actions of a chunk.
+        manager: the simulators, which execute `manager.chunk_size` actions between two decisions.
         noise: random streams of each block; None: the policy takes its most likely actions.
-        ensemble: `eval.ensemble`.
+        overlap: of chunks.
     """
 
     def __init__(
@@ -389,34 +390,47 @@ class _Choice:
         engine: HybridEngine,
         manager: EpisodePlayer,
         noise: Sequence[torch.Generator] | None,
-        ensemble: float | None,
+        overlap: Overlap,
     ) -> None:
         self.engine = engine
         self.block_size = manager.num_envs // len(engine.blocks.here)
         """Slots of a block."""
-        self._executed = manager.chunk_size
+        self._executed, self._delay = manager.chunk_size, overlap.delay
         self._noise = noise
-        self._ensemble = None
-        if ensemble is not None:
+        self._queue = None
+        if overlap != ONE_AFTER_ANOTHER:
             chunk_size = engine.policy.spec.chunk_size
-            self._ensemble = TemporalEnsemble.acting_in(manager.spec, manager.num_envs, chunk_size, ensemble)
+            self._queue = ActionQueue.acting_in(
+                manager.spec, manager.num_envs, chunk_size, overlap, executed=self._executed
+            )
+        self._plans = Plans.of(engine.policy, manager.num_envs)
 
     def begin(self, slots: NDArray[np.int64]) -> None:
         """Forget the episodes that these slots played before."""
-        if self._ensemble is not None:
-            self._ensemble.begin(slots)
+        for each in (self._queue, self._plans):
+            if each is not None:
+                each.begin(slots)
 
     def __call__(self, slots: NDArray[np.int64], observation: Observation) -> NDArray[np.float32]:
         """Return the actions `[B, executed, D]` of these slots: slots of different blocks are decided on separately."""
-        mode: Literal["train", "eval"] = "eval" if self._noise is None else "train"
         blocks, chunks = slots // self.block_size, []
         for block in np.unique(blocks).tolist():
             rows = blocks == block
             own = observation if rows.all() else observation.take(rows)
-            decision = self.engine.act(own, mode, None if self._noise is None else self._noise[block])
-            chunks.append(self.engine.actions_of(decision))
+            chunks.append(self._chosen(block, slots[rows], own))
         chosen: NDArray[np.float32] = np.concatenate(chunks)
-        return chosen[:, : self._executed] if self._ensemble is None else self._ensemble.act(slots, chosen)
+        return chosen[:, : self._executed] if self._queue is None else self._queue.act(slots, chosen)
+
+    def _chosen(self, block: int, slots: NDArray[np.int64], observation: Observation) -> NDArray[np.float32]:
+        """Return the chunks `[B, C, D]` of slots of a block."""
+        mode: Literal["train", "eval"] = "eval" if self._noise is None else "train"
+        noise = None if self._noise is None else self._noise[block]
+        if self._plans is None:
+            return self.engine.actions_of(self.engine.act(observation, mode, noise))
+        further = self._plans.inputs(slots, self._executed, self._delay)
+        decision = self.engine.act(observation, mode, noise, further)
+        self._plans.keep(slots, decision)
+        return self.engine.actions_of(decision)
 
 
 @contextmanager

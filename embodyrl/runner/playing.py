@@ -21,7 +21,7 @@ from embodyrl.envs import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.envs.manager import Simulators, StepResult
 from embodyrl.errors import UserError
 from embodyrl.models.policy import Policy
-from embodyrl.rollout.ensemble import TemporalEnsemble
+from embodyrl.rollout.action_queue import ActionQueue, Overlap
 from embodyrl.rollout.episodes import EpisodeSource
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class LoadedPolicy:
         """
         return self._engine.actions_of(self._engine.act(observation, "train" if sample else "eval"))
 
-    def ensemble(self, num_envs: int, coefficient: float) -> TemporalEnsemble:
+    def ensemble(self, num_envs: int, coefficient: float) -> ActionQueue:
         """Return temporal ensembling of this policy's chunks, as `eval.ensemble` does it.
 
         Args:
@@ -85,7 +85,8 @@ class LoadedPolicy:
         Raises:
             UserError: actions are choices, which have no mean.
         """
-        return TemporalEnsemble.acting_in(self.simulator, num_envs, self.chunk_size, coefficient)
+        overlap = Overlap(ensemble=coefficient)
+        return ActionQueue.acting_in(self.simulator, num_envs, self.chunk_size, overlap, executed=1)
 
 
 class Envs:

@@ -16,11 +16,13 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.manager import Simulators
 from embodyrl.methods.learner import learner_class
+from embodyrl.rollout.action_queue import ActionQueue, Overlap
 from embodyrl.rollout.collector import Collector, Mode, Zeros
 from embodyrl.rollout.episodes import EpisodeSource, FinishedEpisode, Rollout
 from embodyrl.rollout.hooks import Hook
 from embodyrl.rollout.interventions import Interventions
 from embodyrl.rollout.judging import judge_of
+from embodyrl.rollout.late_chunks import LateChunks
 from embodyrl.rollout.needs import images_are_read
 from embodyrl.rollout.rollouts import PlayState, Rollouts, SimulatorEvents, join_slots, own_slots
 from embodyrl.rollout.spread import gather_rollouts
@@ -78,6 +80,8 @@ class LocalEnvs:
     def _hooks(self, source: EpisodeSource, expert: Demonstrator | None) -> Iterator[Hook]:
         """Yield what changes actions and results in rollouts; the expert has the last word."""
         config, spec, num_envs = self.config, self.manager.spec, self.manager.num_envs
+        if config.rollout.delay:
+            yield self._late_chunks()
         yield from learner_class(config.algorithm).hooks(config, spec)
         settings = config.algorithm.needs(config).expert
         if expert is not None and settings is not None:
@@ -93,6 +97,13 @@ class LocalEnvs:
         if (judge := judge_of(config, num_envs, self.engine.device)) is not None:
             yield judge
 
+    def _late_chunks(self) -> LateChunks:
+        """Return the hook that lets chunks be late."""
+        manager, chunk_size = self.manager, self.config.rollout.chunk_size
+        sizes = {"executed": manager.chunk_size, "delay": self.config.rollout.delay}
+        queue = ActionQueue(manager.num_envs, chunk_size, manager.spec.action_dim, **sizes)
+        return LateChunks(queue, num_envs=manager.num_envs, chunk_size=chunk_size, **sizes)
+
     def collect(self, zeros: Zeros = np.zeros, *, random: bool = False, iteration: int = 0) -> Rollout:
         """Run the policy in training mode, or choose random actions, in a rollout of an iteration; see
         `Collector.collect`."""
@@ -104,13 +115,13 @@ class LocalEnvs:
     def evaluate(self, recorded: int, video: Path) -> list[FinishedEpisode]:
         """Play this process's part of the evaluation, see `Rollouts.evaluate`."""
         manager, episodes = self.manager, held_out_episodes(self.config)
-        noise, mean = evaluation_noise(self.config, self.engine), self.config.eval.ensemble
+        noise, overlap = evaluation_noise(self.config, self.engine), Overlap.of(self.config)
         with borrowed(manager, self.engine.clock, self.collector.in_progress):
             if self.engine.blocks.here.start > 0:
-                return play_share(manager, self.engine, episodes, recorded, None, noise, mean)
+                return play_share(manager, self.engine, episodes, recorded, None, noise, overlap)
             watched = StartRecorder(manager)  # the first episode is played here
             with VideoRecorder(watched, video, episodes[:recorded]) if recorded else nullcontext() as recorder:
-                finished = play_share(watched, self.engine, episodes, recorded, recorder, noise, mean)
+                finished = play_share(watched, self.engine, episodes, recorded, recorder, noise, overlap)
             self.seen = watched.seen() or self.seen
             return finished
 

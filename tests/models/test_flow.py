@@ -21,9 +21,12 @@ from embodyrl.models.flow.denoising import (
     flow_cps,
     flow_noise,
     flow_sde,
+    guidance_weight,
+    plan_weights,
     prior,
 )
-from embodyrl.models.flow.policy import FlowPolicy
+from embodyrl.models.flow.policy import Denoised, FlowPolicy, guidable
+from embodyrl.models.policy import PLAN, PLAN_WEIGHTS
 
 
 def column(*numbers: float) -> torch.Tensor:
@@ -158,3 +161,56 @@ def test_noise_of_imitation_is_normal_and_no_other_time_s() -> None:
     assert noise.mean(0).abs().max() < 0.03 and (noise.std(0) - 1.0).abs().max() < 0.03
     together = torch.cat([noise.flatten(1), draws["time"][:, None]], dim=1).T.corrcoef()
     assert (together - torch.eye(7)).abs().max() < 0.03
+
+
+# ---- real-time chunking
+
+
+def test_weights_of_plans_are_those_of_the_paper() -> None:
+    # Horizon 8, asked for 3 steps ago, there in 2: 8 - 3 = 5 steps are planned, of which 2 are executed anyway.
+    shares = [1.0, 3 / 4, 2 / 4, 1 / 4]  # (5 - i) / (5 - 2 + 1) for i = 1 .. 4
+    soft = [share * (math.exp(share) - 1) / (math.e - 1) for share in shares]
+    wanted = [1.0, 1.0, *soft[1:], 0.0, 0.0, 0.0]
+    assert plan_weights(8, torch.tensor([3]), torch.tensor([2]))[0].tolist() == pytest.approx(wanted)
+    assert plan_weights(8, torch.tensor([8]), torch.tensor([0]))[0].tolist() == [0.0] * 8  # nothing is planned
+
+
+def test_guidance_is_strongest_at_the_ends_and_limited() -> None:
+    # Time 0.25 of the paper, r^2 = 0.75^2 / (0.25^2 + 0.75^2): (1 - 0.25) / (0.25 r^2) = 10 / 3.
+    assert guidance_weight(torch.tensor([0.75, 0.5, 1.0]), 5.0).tolist() == pytest.approx([10 / 3, 2.0, 5.0])
+
+
+class _Linear(FlowPolicy):
+    """A flow whose velocity is a product with a matrix, so that its gradient is known."""
+
+    def __init__(self, matrix: torch.Tensor, **options: Any) -> None:
+        torch.nn.Module.__init__(self)
+        self.config = FlowConfig(name="linear", **options)
+        self.matrix, self.grid = torch.nn.Parameter(matrix), TimeGrid.falling(4)
+        self.register_buffer("start", torch.zeros(3, 2))
+
+    def denoise(self, condition: Any, x: torch.Tensor, time: torch.Tensor) -> Any:
+        return Denoised((x.flatten(1) @ self.matrix).view_as(x), x)
+
+
+for _name in FlowPolicy.__abstractmethods__ - {"denoise"}:
+    setattr(_Linear, _name, None)
+_Linear.__abstractmethods__ = frozenset()
+
+
+def test_a_guided_velocity_is_that_of_the_formula() -> None:
+    draw = torch.Generator().manual_seed(1)
+    matrix, x, plan = (torch.randn(*size, generator=draw) for size in ((6, 6), (2, 3, 2), (2, 3, 2)))
+    weights, share = torch.tensor([[1.0, 0.5, 0.0], [0.0, 0.0, 0.0]]), 0.75
+    policy = _Linear(matrix, rtc=5.0)
+    with torch.inference_mode(), guidable({PLAN: plan, PLAN_WEIGHTS: weights}) as inputs:
+        found = policy._guided(
+            None, x.clone(), torch.tensor([share] * 2), torch.full((2, 1, 1), share), inputs
+        ).velocity
+    # data = x - share * x M, so its derivative is 1 - share * M; velocities point away from the data.
+    velocity, flat = x.flatten(1) @ matrix, x.flatten(1)
+    missing = (plan.flatten(1) - (flat - share * velocity)) * weights.repeat_interleave(2, 1)
+    wanted = velocity - 10 / 3 * missing @ (torch.eye(6) - share * matrix).T
+    torch.testing.assert_close(found.flatten(1), wanted)
+    torch.testing.assert_close(found[1].flatten(), velocity[1])  # nothing is planned there
+    assert not found.requires_grad and policy.matrix.grad is None

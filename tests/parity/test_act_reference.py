@@ -18,7 +18,7 @@ from embodyrl.models.act.network import places_in_image, steps_of_sequence
 from embodyrl.models.act.policy import NAMING, ACTPolicy
 from embodyrl.models.policy import ACTION_WEIGHTS, PolicyObservation
 from embodyrl.models.saved import PUBLISHED
-from embodyrl.rollout.ensemble import TemporalEnsemble
+from embodyrl.rollout.action_queue import ActionQueue
 from tests.parity.act_reference import CODE, KEYS, NETWORKS, REFERENCE, Case, excess
 
 pytestmark = pytest.mark.skipif(not REFERENCE.is_dir(), reason="the reference cases are not beside this clone")
@@ -117,7 +117,7 @@ def test_loss_and_gradients(case: Case) -> None:
 def test_temporal_ensembling(case: Case, coefficient: float) -> None:
     chunks, wanted = case["ensemble/chunks"], case[f"ensemble/actions_{coefficient}"]
     slots, horizon, size = chunks.shape[1:]
-    ensemble, other = (TemporalEnsemble(slots, horizon, size, each) for each in (coefficient, -coefficient))
+    ensemble, other = (ActionQueue(slots, horizon, size, each) for each in (coefficient, -coefficient))
     everyone = torch.arange(slots).numpy()
     found = torch.stack([torch.from_numpy(ensemble.act(everyone, each.numpy()))[:, 0] for each in chunks])
     assert_near(found, wanted)

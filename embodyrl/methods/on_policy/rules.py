@@ -179,6 +179,14 @@ def _rewards_of_actions_are_used(config: Config, algorithm: OnPolicyConfig) -> I
             f"set algorithm.reward_level to chunk, or algorithm.advantage to {' or '.join(able)}",
             fix={"algorithm.reward_level": LEAVE_OUT},
         )
+    if config.rollout.delay:
+        yield ConfigIssue(
+            ("algorithm.reward_level", "rollout.delay"),
+            f"algorithm.reward_level is 'action', but with rollout.delay = {config.rollout.delay} actions of two "
+            "chunks are executed after a decision",
+            "set algorithm.reward_level to chunk",
+            fix={"algorithm.reward_level": LEAVE_OUT},
+        )
     if settings.logprob_level is Level.chunk:
         yield ConfigIssue(
             ("algorithm.logprob_level", "algorithm.reward_level"),

@@ -32,7 +32,7 @@ from embodyrl.engine.large import APART
 from embodyrl.methods.on_policy.config import OnPolicyConfig
 from embodyrl.methods.on_policy.embeddings import episode_embeddings
 from embodyrl.methods.on_policy.learner import OnPolicyLearner
-from embodyrl.methods.stages import batch_of, executed_in, free_simulators
+from embodyrl.methods.stages import batch_of, chosen_in, executed_in, free_simulators
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.spread import bring_large
@@ -159,9 +159,8 @@ def chunks_to_learn_from(batch: TrajectoryBatch, settings: OnPolicyConfig, num_c
         settings: of the method.
         num_chunks: longest episode [chunks].
     """
-    level, chunk_size = settings.logprob_level, batch["rewards"].shape[2]
-    per_action = batch["logprobs"].shape[2] // chunk_size
-    executed = executed_in(batch)
+    level, executed = settings.logprob_level, chosen_in(batch)
+    per_action = batch["logprobs"].shape[2] // executed.shape[2]
     observed = [name for name in ("proprio", "images", "trace", ADDRESS) if name in batch]
     critic = ["returns"] if "values" in batch else []
     chunks = batch.decisions("task_index", "version", "valid", *observed, *critic)

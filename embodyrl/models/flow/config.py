@@ -65,6 +65,10 @@ class FlowConfig(ModelConfig):
     """simulator: the simulator's own numbers. one_opens: 1 opens and 0 closes, as in data converted from LIBERO."""
     binary_gripper: bool = setting(True)
     """Open or close fully, whichever is nearer. Without effect on a gripper in the simulator's own numbers."""
+    rtc: float | None = setting(None, above=0.0)
+    """Real-time chunking (Black et al. 2025, arXiv:2506.07339): where chunks overlap (`eval.delay`, `eval.actions`),
+    denoising is guided so that a chunk goes on from the one before; the number is the largest weight of this guidance,
+    5 as published. In evaluation and serving alone. null: no guidance."""
     dtype: WeightType = setting(WeightType.auto)
     """Type that weights are held in; bfloat16 halves their memory. auto: bfloat16 on a GPU that computes with it; on
     the CPU as in the checkpoint's files, but float32 for less than 100 million weights. float32 without a checkpoint,

@@ -7,7 +7,8 @@ of which the first `C` actions and the first `D` numbers are executed; `E` width
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,21 @@ from embodyrl.models.flow.denoising import (
     flow_cps,
     flow_noise,
     flow_sde,
+    guidance_weight,
     prior,
 )
 from embodyrl.models.lerobot import Robot, unscaled
-from embodyrl.models.policy import SAMPLE_WEIGHTS, ActOutput, EvalOutput, Inputs, Mode, Policy, PolicySpec
+from embodyrl.models.policy import (
+    PLAN,
+    PLAN_WEIGHTS,
+    SAMPLE_WEIGHTS,
+    ActOutput,
+    EvalOutput,
+    Inputs,
+    Mode,
+    Policy,
+    PolicySpec,
+)
 from embodyrl.models.saved import weight_type, write_description
 from embodyrl.models.vla.config import ActionUnits
 from embodyrl.models.vla.folder import CheckpointFolder
@@ -64,6 +76,16 @@ class Judged:
     """`[B, H, A]`"""
     value: Tensor
     """`[B]`"""
+
+
+@contextmanager
+def guidable(inputs: Inputs) -> Iterator[Inputs]:
+    """Yield inputs of a decision for the length of a block, in which gradients can be taken if they have a plan."""
+    if PLAN not in inputs:
+        yield inputs
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield {name: each.clone() for name, each in inputs.items()}  # those of inference mode have no gradients
 
 
 class FlowPolicy(Policy):
@@ -130,6 +152,14 @@ class FlowPolicy(Policy):
         """Sizes that steering depends on."""
         horizon, action_dim = self.start.shape
         return FlowSizes(horizon, action_dim, self._value_width)
+
+    @property
+    def plan_shape(self) -> tuple[int, int] | None:  # type: ignore[override]
+        """See `Policy.plan_shape`: with `model.rtc`, the normalised actions of the horizon."""
+        if self.config.rtc is None:
+            return None
+        horizon, action_dim = self.start.shape
+        return horizon, action_dim
 
     def convention(self) -> ActionConvention:
         """Return the convention of unnormalized actions."""
@@ -206,7 +236,8 @@ class FlowPolicy(Policy):
             inputs, mode, generator: see `Policy.act`.
             start: noise `[B, H, A]` to start from, instead of the mode's own.
         """
-        return self.decide(self.condition(inputs), inputs, mode, generator, start)
+        with guidable(inputs) as inputs:
+            return self.decide(self.condition(inputs), inputs, mode, generator, start)
 
     def decide(
         self,
@@ -228,7 +259,7 @@ class FlowPolicy(Policy):
         judged: list[Judged] = []
         for number in range(len(self.grid)):
             here = torch.full_like(step, number)
-            denoised, transition = self._look(condition, x, here, level)
+            denoised, transition = self._look(condition, x, here, level, inputs)
             _, before, after = self.grid.at(here)
             follows = euler(x, denoised.velocity, before, after)
             if explores:
@@ -246,6 +277,7 @@ class FlowPolicy(Policy):
             logprobs=self._executed(decision.logprob),
             values=decision.value,
             trace={"chain": torch.stack(chain, dim=1), "step": step, "noise_level": level},
+            plan=None if self.plan_shape is None else x,
         )
 
     def starting_noise(self, batch: int, mode: Mode, generator: torch.Generator | None = None) -> Tensor:
@@ -289,15 +321,34 @@ class FlowPolicy(Policy):
         steps = len(self.grid)
         return steps - 1 if self.config.noise_method is NoiseMethod.flow_cps else steps
 
-    def _look(self, condition: Any, x: Tensor, step: Tensor, level: Tensor) -> tuple[Denoised, Transition]:
-        """Return the network's output at steps `[B]`, and the distribution of their results."""
+    def _look(
+        self, condition: Any, x: Tensor, step: Tensor, level: Tensor, inputs: Inputs | None = None
+    ) -> tuple[Denoised, Transition]:
+        """Return the network's output at steps `[B]`, and the distribution of their results; guided, if the inputs have
+        a plan."""
         time, before, after = self.grid.at(step)
-        denoised = self.denoise(condition, x, time)
+        if inputs is not None and PLAN in inputs:
+            denoised = self._guided(condition, x, time, before, inputs)
+        else:
+            denoised = self.denoise(condition, x, time)
         if self.noise_network is not None:
             std = self.noise_network(denoised.hidden)
             return denoised, flow_noise(x, denoised.velocity, before, after, std)
         method = flow_sde if self.config.noise_method is NoiseMethod.flow_sde else flow_cps
         return denoised, method(x, denoised.velocity, before, after, level[:, None, None])
+
+    def _guided(self, condition: Any, x: Tensor, time: Tensor, share: Tensor, inputs: Inputs) -> Denoised:
+        """Return the network's output with a velocity that leads to what was planned, where that counts."""
+        assert self.config.rtc is not None, "only then are there plans"
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            denoised = self.denoise(condition, x, time)
+            data = x - denoised.velocity * share
+            missing = (inputs[PLAN] - data.detach()) * inputs[PLAN_WEIGHTS].unsqueeze(-1)
+            (pull,) = torch.autograd.grad(data, x, missing)
+        # Velocities point from data to noise here, in the paper the other way.
+        velocity = denoised.velocity.detach() - guidance_weight(share, self.config.rtc) * pull
+        return Denoised(velocity, denoised.hidden.detach())
 
     def _judge(
         self, condition: Any, denoised: Denoised, transition: Transition, reached: Tensor, value: Tensor | None = None

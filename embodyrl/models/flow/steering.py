@@ -25,7 +25,7 @@ from embodyrl.files import link_or_copy
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import SteeringConfig
 from embodyrl.models.flow.denoising import prior
-from embodyrl.models.flow.policy import HEADS_FILE, FlowPolicy
+from embodyrl.models.flow.policy import HEADS_FILE, FlowPolicy, guidable
 from embodyrl.models.mlp.options import Activation
 from embodyrl.models.mlp.policy import ACTIVATIONS, ATANH_INSIDE, build_network
 from embodyrl.models.normalizer import RunningNormalizer
@@ -99,6 +99,7 @@ class SteeredPolicy(SoftPolicy):
                 f"algorithm.off_policy.steering.rows = {self.noise_shape[0]}, but model {self.name!r} has a horizon of "
                 f"{base.sizes.horizon} actions: set it to that number or less"
             )
+        self.plan_shape = base.plan_shape
         self.feature_dim = base.sizes.features(self.spec.chunk_size, self.spec.action_dim)
         self.steering = Steering(self.feature_dim, self.decision_size, config.hidden_sizes)
         self.has_begun = False
@@ -122,13 +123,18 @@ class SteeredPolicy(SoftPolicy):
 
     def _decide(self, inputs: Inputs, choose: Choose) -> ActOutput:
         """Choose noise and denoise it; images are encoded once."""
-        condition = self.base.condition(inputs)
-        seen = self._look(condition, inputs)
-        noise, logprobs = choose(seen)
-        decision = self.base.decide(condition, inputs, "eval", start=noise)
+        with guidable(inputs) as inputs:
+            condition = self.base.condition(inputs)
+            seen = self._look(condition, inputs)
+            noise, logprobs = choose(seen)
+            decision = self.base.decide(condition, inputs, "eval", start=noise)
         chosen = noise[:, : self.noise_shape[0]]
         return ActOutput(
-            actions=decision.actions, logprobs=logprobs, values=None, trace={FEATURES: seen, NOISE: chosen}
+            actions=decision.actions,
+            logprobs=logprobs,
+            values=None,
+            trace={FEATURES: seen, NOISE: chosen},
+            plan=decision.plan,
         )
 
     def _look(self, condition: Any, inputs: Inputs) -> Tensor:
