@@ -707,6 +707,8 @@ def serve(
     keys: Mapping[str, str] | None = None,
     resize: bool = False,
     token: str | None = None,
+    sample: bool = ServeOptions.sample,
+    seed: int | None = ServeOptions.seed,
     max_batch: int = ServeOptions.max_batch,
     wait_ms: float = ServeOptions.wait_ms,
     trust: bool = False,
@@ -717,8 +719,8 @@ def serve(
     Args:
         policy: loaded, or a path as in `load_policy`.
         overrides, trust: see `load_policy`.
-        host, port, protocol, keys, resize, token, max_batch, wait_ms: see `ServeOptions`; the port is afterwards in
-            `PolicyServer.port`.
+        host, port, protocol, keys, resize, token, sample, seed, max_batch, wait_ms: see `ServeOptions`; the port is
+            afterwards in `PolicyServer.port`.
 
     Raises:
         UserError, RunError: see `train`; the policy cannot be served, or the port is taken.
@@ -733,6 +735,8 @@ def serve(
         keys=keys,
         resize=resize,
         token=token,
+        sample=sample,
+        seed=seed,
         max_batch=max_batch,
         wait_ms=wait_ms,
     )

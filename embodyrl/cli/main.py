@@ -342,6 +342,12 @@ def serve(
             metavar="TOKEN", envvar="EMBODYRL_TOKEN", help="Clients must send it, as `Authorization: Api-Key TOKEN`."
         ),
     ] = None,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Sample the policy's actions instead of taking the most likely ones.")
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Of what is sampled; without: the policy's own seed.")
+    ] = None,
     max_batch: Annotated[
         int, typer.Option(metavar="N", help="Most clients that are answered by one forward pass.")
     ] = ServeOptions.max_batch,
@@ -361,6 +367,8 @@ def serve(
         keys=serving.keys_of(keys or []),
         resize=resize,
         token=token,
+        sample=sample,
+        seed=seed,
         max_batch=max_batch,
         wait_ms=wait_ms,
     )

@@ -72,6 +72,8 @@ def _first_lines(server: PolicyServer) -> str:
     chunks = f"chunks of {counted(told['chunk_size'], 'action')} of {told['action_dim']}"
     lines = [f"serving   {server.url} ({options.protocol})   {chunks}"]
     lines += [f"  {name:<{longest}}  {what[name]}: {' | '.join(ways)}" for name, ways in told["keys"].items()]
+    if server.seed is not None:
+        lines.append(f"sampling  as eval.sample or --sample says, seed {server.seed}; clients are answered one by one")
     if options.host not in LOOPBACK:
         who = "whoever knows the token" if options.token else "WHOEVER REACHES IT, for there is no --token,"
         lines.append(f"open      to other machines: {who} can let this policy act")

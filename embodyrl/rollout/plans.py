@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embodyrl.models.flow.denoising import plan_weights
-from embodyrl.models.policy import PLAN, PLAN_WEIGHTS, ActOutput, Policy
+from embodyrl.models.policy import PLAN, PLAN_WEIGHTS, Policy
 
 
 class Plans:
@@ -61,8 +61,7 @@ class Plans:
         # Beyond the end of a plan the weight is 0, whatever stands there.
         return {PLAN: self._plans[where[:, None], rows.clamp(max=horizon - 1)], PLAN_WEIGHTS: weights}
 
-    def keep(self, slots: NDArray[np.int64], decision: ActOutput) -> None:
-        """Remember what was planned for some slots."""
-        assert decision.plan is not None, "a policy with a plan_shape plans"
-        self._plans[torch.from_numpy(slots).to(self._plans.device)] = decision.plan.float()
+    def keep(self, slots: NDArray[np.int64], plans: Tensor) -> None:
+        """Remember what was planned for some slots, `[B, H, A]`."""
+        self._plans[torch.from_numpy(slots).to(self._plans.device)] = plans.float()
         self._has_plan[slots] = True

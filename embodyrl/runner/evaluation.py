@@ -429,7 +429,8 @@ class _Choice:
             return self.engine.actions_of(self.engine.act(observation, mode, noise))
         further = self._plans.inputs(slots, self._executed, self._delay)
         decision = self.engine.act(observation, mode, noise, further)
-        self._plans.keep(slots, decision)
+        if decision.plan is not None:
+            self._plans.keep(slots, decision.plan)
         return self.engine.actions_of(decision)
 
 

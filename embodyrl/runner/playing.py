@@ -6,7 +6,7 @@ Shapes: `B` slots, `C` actions in a chunk, `D` action dims.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
@@ -20,12 +20,14 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation, SimulatorSpec
 from embodyrl.envs.manager import Simulators, StepResult
 from embodyrl.errors import UserError
-from embodyrl.models.policy import Policy
+from embodyrl.models.policy import ActOutput, Policy
 from embodyrl.rollout.action_queue import ActionQueue, Overlap
 from embodyrl.rollout.episodes import EpisodeSource
 
 if TYPE_CHECKING:
+    import torch
     from gymnasium import Space
+    from torch import Tensor
 
 
 class LoadedPolicy:
@@ -40,6 +42,8 @@ class LoadedPolicy:
     config: Config
     policy: Policy
     """The torch module: its weights, `spec`, `preprocess`, `act`, `evaluate`."""
+    engine: HybridEngine
+    """Holds its weights."""
     simulator: SimulatorSpec
     """What it sees and does: cameras, numbers of the state, action fields and limits, frequency."""
 
@@ -47,7 +51,7 @@ class LoadedPolicy:
         self.config = config
         self.policy = engine.policy
         self.simulator = simulator
-        self._engine = engine
+        self.engine = engine
 
     @property
     def chunk_size(self) -> int:
@@ -59,13 +63,16 @@ class LoadedPolicy:
         """`D`, dimensions of an action."""
         return self.policy.spec.action_dim
 
-    def act(self, observation: Observation, *, sample: bool = False) -> NDArray[np.float32]:
+    def act(
+        self, observation: Observation, *, sample: bool = False, noise: torch.Generator | None = None
+    ) -> NDArray[np.float32]:
         """Choose a chunk of actions for every env of an observation.
 
         Args:
             observation: of `B` envs, as `Envs` returns it: images uint8 `[B, V, H, W, 3]` or None, proprio float32
                 `[B, S]` or None, and `B` task descriptions.
             sample: draw from the policy's distribution instead of taking the most likely actions.
+            noise: random stream to draw from, on the policy's device; None: one that goes on from call to call.
 
         Returns:
             Actions `[B, C, D]` in the simulator's units.
@@ -73,7 +80,19 @@ class LoadedPolicy:
         Raises:
             NumericsError: an action is NaN or infinite.
         """
-        return self._engine.actions_of(self._engine.act(observation, "train" if sample else "eval"))
+        return self.engine.actions_of(self.decide(observation, sample=sample, noise=noise))
+
+    def decide(
+        self,
+        observation: Observation,
+        *,
+        sample: bool = False,
+        noise: torch.Generator | None = None,
+        further: Mapping[str, Tensor] | None = None,
+    ) -> ActOutput:
+        """Return the decision that `act` takes actions from; `further` are inputs of `Policy.act` beside those of the
+        observation."""
+        return self.engine.act(observation, "train" if sample or noise is not None else "eval", noise, further)
 
     def ensemble(self, num_envs: int, coefficient: float) -> ActionQueue:
         """Return temporal ensembling of this policy's chunks, as `eval.ensemble` does it.

@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
+from embodyrl.serving.deciding import Chunks, Question
 
-from embodyrl.envs import Observation
-
-Chunks = NDArray[np.float32]
 REMEMBERED = 2000
 """Newest requests that latencies are shown of."""
 
@@ -34,24 +30,24 @@ class Batcher:
     """Lets a policy act for several clients at a time: requests within a few milliseconds are one batch.
 
     Args:
-        act: returns the chunks `[B, C, D]` of an observation with `B` rows; called in one thread, never twice at once.
+        act: returns the chunks `[B, C, D]` of `B` questions; called in one thread, never twice at once.
         most: rows in a batch.
         wait_s: seconds that the first request of a batch waits for others [s].
     """
 
-    def __init__(self, act: Callable[[Observation], Chunks], *, most: int, wait_s: float) -> None:
+    def __init__(self, act: Callable[[Sequence[Question]], Chunks], *, most: int, wait_s: float) -> None:
         self._act, self._most, self._wait_s = act, most, wait_s
-        self._waiting: asyncio.Queue[tuple[Observation, asyncio.Future[Chunks]]] = asyncio.Queue()
+        self._waiting: asyncio.Queue[tuple[Question, asyncio.Future[Chunks]]] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "policy")
         self.figures = Figures()
         self.clients = 0
         """Clients there are; a batch waits for no more."""
 
-    async def act(self, observation: Observation) -> Chunks:
-        """Return the chunk `[C, D]` of an observation of one row."""
+    async def act(self, question: Question) -> Chunks:
+        """Return the chunk `[C, D]` of a question."""
         begun = time.monotonic()
         answer: asyncio.Future[Chunks] = asyncio.get_running_loop().create_future()
-        await self._waiting.put((observation, answer))
+        await self._waiting.put((question, answer))
         chunk = await answer
         self.figures.requests += 1
         self.figures.latencies.append(time.monotonic() - begun)
@@ -63,9 +59,8 @@ class Batcher:
         try:
             while True:
                 batch = await self._gather()
-                observation = Observation.concat([each for each, _ in batch])
                 try:
-                    chunks = await loop.run_in_executor(self._thread, self._act, observation)
+                    chunks = await loop.run_in_executor(self._thread, self._act, [each for each, _ in batch])
                 except Exception as error:
                     for _, answer in batch:
                         if not answer.done():
@@ -78,7 +73,7 @@ class Batcher:
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _gather(self) -> list[tuple[Observation, asyncio.Future[Chunks]]]:
+    async def _gather(self) -> list[tuple[Question, asyncio.Future[Chunks]]]:
         batch = [await self._waiting.get()]
         until = time.monotonic() + self._wait_s
         while len(batch) < min(self._most, self.clients):

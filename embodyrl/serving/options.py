@@ -27,6 +27,10 @@ class ServeOptions:
     """Scale images that have another size than the policy sees."""
     token: str | None = None
     """What clients must send; None: whoever reaches the port may ask."""
+    sample: bool = False
+    """Draw actions from the policy's distribution; then clients are answered one by one."""
+    seed: int | None = None
+    """Of what is drawn; None: the policy's own seed."""
     max_batch: int = 16
     """Most clients that one forward pass answers."""
     wait_ms: float = 2.0
@@ -46,9 +50,12 @@ class ServeOptions:
         for name, low, high, kinds in (
             ("port", 0, 65535, int),
             ("max_batch", 1, 1024, int),
+            ("seed", 0, 2**63 - 1, int),
             ("wait_ms", 0, 1000, int | float),
         ):
             value = getattr(self, name)
+            if name == "seed" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
                 raise UserError(f"{name} = {value!r}: want {low} .. {high}")
         if self.token is not None and not self.token.strip():

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import hmac
 import http
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -18,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Self
 from embodyrl.errors import RunError, without_controls
 from embodyrl.messages import MessageError
 from embodyrl.serving.batching import Batcher, Figures
+from embodyrl.serving.deciding import Decider
 from embodyrl.serving.observing import Observer, RequestError
 from embodyrl.serving.openpi import OpenPiSession
 from embodyrl.serving.options import ServeOptions
-from embodyrl.serving.session import Session
+from embodyrl.serving.session import Served, Session
 from embodyrl.serving.vla_eval import VLAEvalSession
 from embodyrl.version import __version__
 
@@ -62,10 +64,19 @@ class PolicyServer:
         if not policy.policy.spec.proprio_dim:  # a client need not send what is not read
             seen = dataclasses.replace(seen, proprio_dim=0)
         self._observer = Observer(seen, options.keys, resize=options.resize)
-        self._batcher = Batcher(policy.act, most=options.max_batch, wait_s=options.wait_ms / 1000.0)
+        self._batcher = Batcher(Decider(policy), most=options.max_batch, wait_s=options.wait_ms / 1000.0)
         self._session = SESSIONS[options.protocol]
         self.metadata = metadata_of(policy, self._observer)
         """What clients are told of the policy."""
+        seed = policy.config.seed if options.seed is None else options.seed
+        self._served = Served(
+            policy=policy,
+            observer=self._observer,
+            batcher=self._batcher,
+            metadata=self.metadata,
+            seed=seed if options.sample or policy.config.eval.sample else None,  # as it is evaluated
+        )
+        self._session(self._served, 0)  # says what is wrong with the policy's settings before anybody comes
         images = policy.simulator.num_images * policy.simulator.image_size[0] * policy.simulator.image_size[1] * 3
         self._max_bytes = max(SMALLEST_LIMIT, 2**20 + 4 * images)
         self._under_way = 0
@@ -80,6 +91,11 @@ class PolicyServer:
     def figures(self) -> Figures:
         """What has been answered."""
         return self._batcher.figures
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the actions that are drawn; None: they are the most likely ones."""
+        return self._served.seed
 
     @property
     def clients(self) -> int:
@@ -214,7 +230,7 @@ class PolicyServer:
         """Answer one client until it goes."""
         from websockets.exceptions import ConnectionClosed
 
-        session = self._session(self._observer, self._batcher, self.metadata)
+        session = self._session(self._served, name_of(connection))
         self._batcher.clients += 1
         refused = 0
         try:
@@ -250,6 +266,13 @@ class PolicyServer:
             return session.refusal(error), refused + 1
 
 
+def name_of(connection: ServerConnection) -> int:
+    """Return the number that a client gives itself, as in `ws://host:port/?client=3`; 0: it gives none."""
+    path = "" if connection.request is None else connection.request.path
+    found = re.search(r"[?&]client=(\d{1,9})(?:&|$)", path)
+    return int(found[1]) if found else 0
+
+
 def metadata_of(policy: LoadedPolicy, observer: Observer) -> dict[str, Any]:
     """Return what clients are told of a policy."""
     simulator = observer.simulator
@@ -262,5 +285,6 @@ def metadata_of(policy: LoadedPolicy, observer: Observer) -> dict[str, Any]:
         "cameras": list(simulator.cameras),
         "image_size": list(simulator.image_size),
         "state_dim": simulator.proprio_dim,
+        "rtc": policy.policy.plan_shape is not None,
         "keys": {name: list(keys) for name, keys in observer.keys().items()},
     }

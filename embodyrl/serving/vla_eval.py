@@ -7,7 +7,6 @@ observation for every control step and gets one action for it, and ends the epis
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.messages import pack, unpack
+from embodyrl.rollout.action_queue import ActionQueue, Overlap
+from embodyrl.serving.deciding import ONE
 from embodyrl.serving.observing import RequestError
 from embodyrl.serving.session import Session
 from embodyrl.version import __version__
@@ -31,14 +32,22 @@ HELLO, OBSERVATION, ACTION, BEGIN, END, ERROR = (
 
 
 class VLAEvalSession(Session):
-    """See `Session`. What is left of a chunk is executed before the policy is asked again."""
+    """See `Session`. Chunks are executed as `embodyrl eval` executes them: `eval.actions` of each before the policy is
+    asked again, late by `eval.delay`, averaged by `eval.ensemble`."""
 
     _seq = 0
     """Number of the last message."""
+    _episode = 0
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._left: deque[NDArray[np.float32]] = deque()
+        policy = self.served.policy
+        overlap, self._executed = Overlap.of(policy.config), policy.config.executed_actions
+        self._queue = ActionQueue.acting_in(policy.simulator, 1, policy.chunk_size, overlap, executed=self._executed)
+        self._delay = overlap.delay
+        self._left: list[NDArray[np.float32]] = []
+        self._asked = False
+        """Whether the policy has been asked in this episode."""
 
     async def answer(self, data: bytes) -> bytes | None:
         """See `Session`."""
@@ -50,12 +59,15 @@ class VLAEvalSession(Session):
         if kind == HELLO:
             return self._message(HELLO, self._hello())
         if kind in (BEGIN, END):
-            self._left.clear()
+            self._episode += kind == END
+            self._begin_anew()
             return None
         if kind == OBSERVATION:
             if not self._left:
-                self._left.extend(await self.batcher.act(self.observer.read(payload)))
-            return self._message(ACTION, {"actions": self._left.popleft()})
+                executed = self._executed if self._asked else None
+                chunk = await self.ask(payload, executed=executed, delay=self._delay)
+                self._left, self._asked = [*self._queue.act(ONE, chunk[None])[0]], True
+            return self._message(ACTION, {"actions": self._left.pop(0)})
         if kind == ERROR:
             return None
         raise RequestError(
@@ -66,16 +78,23 @@ class VLAEvalSession(Session):
         """See `Session`."""
         return self._message(ERROR, {"error": str(error)})
 
+    def _begin_anew(self) -> None:
+        """Forget what is left of an episode that is over."""
+        self._left, self._asked = [], False
+        self._queue.begin(ONE)
+        self.begin(self._episode)
+
     def _hello(self) -> dict[str, Any]:
-        cameras = self.metadata["cameras"]
+        metadata = self.served.metadata
+        cameras = metadata["cameras"]
         return {
             "harness_version": __version__,
             "protocol_version": PROTOCOL_VERSION,
-            "model_server": self.metadata["server"],
+            "model_server": metadata["server"],
             "capabilities": {},
             # What benchmarks that can leave something out are to send.
-            "observation_params": {"send_wrist_image": len(cameras) > 1, "send_state": self.metadata["state_dim"] > 0},
-            "policy": self.metadata,
+            "observation_params": {"send_wrist_image": len(cameras) > 1, "send_state": metadata["state_dim"] > 0},
+            "policy": metadata,
         }
 
     def _message(self, kind: str, payload: Mapping[str, Any]) -> bytes:

@@ -28,6 +28,7 @@ from websockets.sync.client import ClientConnection, connect
 
 import embodyrl
 from embodyrl.messages import pack, unpack
+from embodyrl.rollout.action_queue import ActionQueue
 from embodyrl.serving import server as serving
 
 Start = Callable[..., embodyrl.PolicyServer]
@@ -127,6 +128,54 @@ def test_a_benchmark_gets_one_action_for_each_observation(server: Start, policy:
         assert "messages of the type 'dance' are unknown" in hear("error", 31)["error"]
 
 
+def test_what_is_drawn_depends_on_seed_client_and_episode_alone(server: Start) -> None:
+    there = server(sample=True, seed=7)
+
+    def drawn(client: int, episodes: list[int]) -> list[float]:
+        found = []
+        with connect(f"{there.url}/?client={client}", compression=None) as connection:
+            connection.recv(timeout=20)
+            for episode in episodes:
+                for _ in range(2):
+                    answer = ask(connection, observation(1) | {"episode": episode})
+                    found.append(float(answer["actions"][0, 0]))
+        return found
+
+    first, again, other = drawn(3, [0, 1]), drawn(3, [0, 1]), drawn(4, [0])
+    assert first == again and len({*first, *other}) == 6
+    assert drawn(3, [1]) == first[2:], "an episode's numbers do not depend on the one before"
+    plain = server()
+    with connect(plain.url) as client:
+        client.recv(timeout=20)
+        one, two = (ask(client, observation(1))["actions"] for _ in range(2))
+        assert np.array_equal(one, two)
+        client.send(pack(observation(1) | {"episode": -1}, bytes_keys=True))
+        assert client.recv(timeout=20) == "episode is -1: want a whole number, 0 or more"
+
+
+def test_a_benchmark_gets_the_actions_of_an_evaluation(run: Path) -> None:
+    """Of vla-eval, for a policy that decides within chunks, late, and averages them."""
+    words = ["eval.actions=1", "eval.ensemble=0.3", "eval.delay=1", "rollout.chunk_size=3"]
+    policy = embodyrl.load_policy(run, words)
+    queue = ActionQueue(1, 3, 1, 0.3, executed=1, delay=1)
+    with embodyrl.serve(policy, port=0, protocol="vla-eval") as there, connect(there.url, compression=None) as client:
+        for episode in range(2):
+            client.send(pack(_said("episode_start", {}), bytes_keys=False))
+            queue.begin(np.zeros(1, np.int64))
+            for step in range(4):
+                number = 10 * episode + step
+                seen = {"states": observation(number)["observation/state"]}
+                client.send(pack(_said("observation", seen), bytes_keys=False))
+                found = unpack(client.recv(timeout=20))["payload"]["actions"]
+                wanted = queue.act(np.zeros(1, np.int64), acting(policy, number)[None])[0, 0]
+                assert np.array_equal(found, wanted)
+            client.send(pack(_said("episode_end", {}), bytes_keys=False))
+
+
+def _said(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
+    return {"type": kind, "payload": payload, "seq": 1, "timestamp": 0.0}
+
+
 def test_what_cannot_be_answered_is_said_and_the_next_one_is_answered(server: Start) -> None:
     there = server()
     with connect(there.url) as client:
@@ -199,14 +248,14 @@ def test_clients_that_come_and_go_and_say_nothing_leave_nothing(server: Start, m
 def test_a_policy_that_fails_fails_one_request(
     server: Start, policy: embodyrl.LoadedPolicy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = policy.act
+    whole = policy.decide
 
-    def act(observation: embodyrl.Observation) -> np.ndarray:
+    def decide(observation: embodyrl.Observation, **options: Any) -> Any:
         if observation.proprio is not None and observation.proprio[0, 2] == 13.0:
             raise RuntimeError("a kernel failed")
-        return whole(observation)
+        return whole(observation, **options)
 
-    monkeypatch.setattr(policy, "act", act)
+    monkeypatch.setattr(policy, "decide", decide)
     there = server()
     with connect(there.url) as client:
         client.recv(timeout=20)
