@@ -30,6 +30,19 @@ assert policy.get_server_metadata()["chunk_size"] == 3
 states = [np.array(state, np.float32) for state in json.loads(sys.argv[2])]
 print(json.dumps([policy.infer({"observation/state": state, "prompt": "go"})["actions"].tolist() for state in states]))
 """
+OPENPI_PACKAGES = ("openpi-client==0.1.2", "numpy<2", "typing_extensions")
+OPENPI_OF_VLAS = """
+import json, sys
+import numpy as np
+from openpi_client.websocket_client_policy import WebsocketClientPolicy
+
+policy, found = WebsocketClientPolicy("127.0.0.1", int(sys.argv[1])), []
+with np.load(sys.argv[2]) as sent:
+    for number in range(len(sent["images"])):
+        seen = {"observation/image": sent["images"][number], "observation/state": sent["states"][number]}
+        found.append(policy.infer(seen | {"prompt": str(sent["prompts"][number])})["actions"].tolist())
+print(json.dumps(found))
+"""
 VLA_EVAL_PACKAGES = ("vla-eval==0.8.0", "gymnasium>=1.1")
 VLA_EVAL = """
 import asyncio, json, sys
@@ -111,7 +124,7 @@ def environment(folder: Path, *packages: str) -> Path:
 @pytest.mark.parametrize(
     ("protocol", "program", "packages"),
     [
-        ("openpi", OPENPI, ("openpi-client==0.1.2", "numpy<2", "typing_extensions")),
+        ("openpi", OPENPI, OPENPI_PACKAGES),
         ("vla-eval", VLA_EVAL, VLA_EVAL_PACKAGES),
     ],
 )
@@ -134,6 +147,28 @@ def test_published_clients_get_what_the_policy_does_bit_for_bit(
         proprio = np.array([state], np.float32)
         wanted = policy.act(embodyrl.Observation(proprio=proprio, task_descriptions=["go"]))[0]
         assert np.array_equal(np.array(found, np.float32), wanted)
+
+
+@pytest.mark.slow
+def test_the_published_client_gets_the_chunks_of_vlas_bit_for_bit(
+    environments: Callable[..., Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
+    from tests.serving.vlas import TINY, message, observation, tiny
+
+    if sys.version_info >= (3, 13):
+        pytest.skip("openpi-client needs numpy < 2, which this Python has no build of")
+    python, sent = environments(*OPENPI_PACKAGES), [message(number) for number in range(4)]
+    keys = {"images": "observation/image", "states": "observation/state", "prompts": "prompt"}
+    np.savez(tmp_path / "sent.npz", **{name: np.array([each[key] for each in sent]) for name, key in keys.items()})
+    for model in TINY:
+        policy = tiny(model)
+        with embodyrl.serve(policy, port=0) as there:
+            command = [python, "-c", OPENPI_OF_VLAS, str(there.port), str(tmp_path / "sent.npz")]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        for number, found in enumerate(json.loads(done.stdout)):
+            assert np.array_equal(np.array(found, np.float32), policy.act(observation(number))[0]), model
 
 
 @pytest.mark.slow
