@@ -27,7 +27,6 @@ from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.pi.checkpoint import HEAD, WORDS, CheckpointFiles, robot_of
 from embodyrl.models.pi.config import GemmaSizes, Normalization, Pi05Config, ScratchConfig, StateInput
 from embodyrl.models.pi.network import Rotation
-from embodyrl.models.policy import PLAN, PLAN_WEIGHTS
 from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE
 from embodyrl.models.vla.fits import SimulatorSizes
 from embodyrl.models.vla.transformer import Attention, stacked
@@ -983,17 +982,3 @@ def test_heads_that_share_keys_attend_as_heads_with_copies_of_them_do() -> None:
     wanted = attention.o_proj((weights @ copies[1]).transpose(1, 2).flatten(2))
     found = attention(attention.queries(x, rotation), attention.keys_values(x, rotation), stacked(mask, 3))
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
-
-
-def test_a_chunk_goes_on_from_the_one_before() -> None:
-    policy = scratch(rtc=5.0)
-    inputs = policy.preprocess(observation())
-    with torch.inference_mode():
-        alone = policy.act(inputs, "eval")
-        # What is held stays near what was planned; what is not, and rows without a plan, are as they were.
-        plan, weights = alone.plan + 0.5, torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0] * 4, [0.0] * 4])
-        guided = policy.act(inputs | {PLAN: plan, PLAN_WEIGHTS: weights}, "eval")
-    before, after = ((each.plan[0, :2] - plan[0, :2]).abs().mean() for each in (alone, guided))
-    assert after < 0.35 * before
-    torch.testing.assert_close(guided.actions[1:], alone.actions[1:], atol=1e-5, rtol=1e-5)
-    assert scratch().act(inputs, "eval").plan is None

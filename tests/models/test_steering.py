@@ -28,6 +28,7 @@ from embodyrl.methods.sac.config import TemperatureConfig
 from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_policy
 from embodyrl.models.flow.config import FlowInfo, SteeringConfig
 from embodyrl.models.flow.steering import SteeredPolicy
+from embodyrl.models.policy import PLAN, PLAN_WEIGHTS
 from embodyrl.models.saved import STEERING_FILE
 from embodyrl.registry import SupportedModel
 from embodyrl.rollout.replay import Minibatch
@@ -279,3 +280,23 @@ def test_columns_of_the_replay_follow_from_the_settings(pi0: Path) -> None:
     assert fields["features"].shape == (policy.feature_dim,) and fields["features"].observed
     assert fields["features"].dtype is np.float16 and fields["noise"].shape == (3, D)
     assert not {"images", "proprio", "actions"} & fields.keys()
+
+
+def test_a_chunk_goes_on_from_the_one_before_also_a_steered_one(saved: tuple[str, Path]) -> None:
+    name, folder = saved
+    for make in (load, steered):
+        policy = make(folder, name, rtc=5.0)
+        inputs = inputs_of(policy)
+        with torch.inference_mode():
+            alone = policy.act(inputs, "eval")
+            plan, weights = alone.plan + 0.5, torch.zeros(alone.plan.shape[:2])
+            weights[0, :2] = 1.0  # two steps of the first row are held; the others have no plan
+            guided = policy.act(inputs | {PLAN: plan, PLAN_WEIGHTS: weights}, "eval")
+        assert (guided.plan - plan)[0, :2].abs().mean() < 0.1
+        torch.testing.assert_close(guided.actions[1:], alone.actions[1:], atol=1e-5, rtol=1e-5)
+        assert make(folder, name).act(inputs, "eval").plan is None
+
+
+def load(folder: Path, name: str, **changes: Any) -> Any:
+    """The flow policy itself."""
+    return build_policy(options(name, checkpoint=str(folder), **changes), SPEC, chunk_size=C, seed=1).eval()
