@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.errors import UserError, did_you_mean, listed
-from embodyrl.messages import PROMPT, STATE
+from embodyrl.servers import PROMPT, STATE
 
 STATES: tuple[tuple[str, ...], ...] = (
     ("observation/state",),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from embodyrl.errors import UserError, did_you_mean, listed
-from embodyrl.messages import check_packages
+from embodyrl.servers import check_packages
 
 PROTOCOLS = ("openpi", "vla-eval")
 """How clients may speak."""

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from embodyrl.envs import Observation
 from embodyrl.errors import RunError, UserError, listed
-from embodyrl.messages import PROMPT, STATE, MessageError, check_packages, pack, unpack, why_no_url
+from embodyrl.messages import MessageError, pack, unpack
+from embodyrl.servers import PROMPT, STATE, check_packages, why_no_url
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
