@@ -30,6 +30,7 @@ from embodyrl.models.policy import (
 )
 from embodyrl.models.remote.client import RemotePolicy
 from embodyrl.models.remote.options import RemoteConfig
+from embodyrl.screen import counted
 from embodyrl.servers import TOKEN
 
 
@@ -117,9 +118,10 @@ class ServedPolicy(Policy):
         if told.get("cameras") and isinstance(size, list) and size != shown:
             yield f"it sees images of {size!r:.40} pixels, and env.image_size is {shown}: set that to {size!r:.40}"
         if _is_count(state) and state and state != simulator.proprio_dim:
+            there = simulator.proprio_dim
             yield (
-                f"it reads a state of {state} numbers, and the simulator's has {simulator.proprio_dim}: choose env "
-                "options with which it has those that the policy was trained with"
+                f"it reads a state of {counted(state, 'number')}, and the simulator's has {there}: choose env options "
+                "with which it has those that the policy was trained with"
             )
         chunk, dims = told.get("chunk_size"), told.get("action_dim")
         yield from self._short(chunk if _is_count(chunk) else None, dims if _is_count(dims) else None)
@@ -128,13 +130,13 @@ class ServedPolicy(Policy):
         """Yield what is wrong with chunks of so many actions of so many numbers; None: it is not known."""
         if chunk is not None and chunk < self.spec.chunk_size:
             yield (
-                f"it decides {chunk} actions at a time, and rollout.chunk_size is {self.spec.chunk_size}: set that to "
-                f"{chunk} or less"
+                f"it decides {counted(chunk, 'action')} at a time, and rollout.chunk_size is {self.spec.chunk_size}: "
+                f"set that to {chunk} or less"
             )
         if dims is not None and dims != self.spec.action_dim:
             yield (
-                f"its actions have {dims} numbers, and those of the simulator {self.spec.action_dim}: choose the "
-                "simulator and the env options that it was trained for, or let its server convert them"
+                f"its actions have {counted(dims, 'number')}, and those of the simulator {self.spec.action_dim}: "
+                "choose the simulator and the env options that it was trained for, or let its server convert them"
             )
 
 
