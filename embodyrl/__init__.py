@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from embodyrl.envs import EpisodeSpec, Observation
     from embodyrl.envs.manager import StepResult
     from embodyrl.errors import RunError, UserError
+    from embodyrl.models.remote.client import RemotePolicy
     from embodyrl.runner.callbacks import Callback
     from embodyrl.runner.evaluation import Evaluation
     from embodyrl.runner.playing import Envs, LoadedPolicy
     from embodyrl.runner.vector import GymnasiumEnvs
-    from embodyrl.serving.client import RemotePolicy
     from embodyrl.serving.server import PolicyServer
 
 _HOMES = {
@@ -69,7 +69,7 @@ _HOMES = {
     **dict.fromkeys(("Envs", "LoadedPolicy"), "runner.playing"),
     "GymnasiumEnvs": "runner.vector",
     "PolicyServer": "serving.server",
-    "RemotePolicy": "serving.client",
+    "RemotePolicy": "models.remote.client",
 }
 """Where each name is defined."""
 

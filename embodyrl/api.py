@@ -26,6 +26,7 @@ from embodyrl.config.values import escape
 from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import RunError, UserError, did_you_mean, is_debugging, without_controls
 from embodyrl.hub import Kind, fetch, is_hub_name, parse
+from embodyrl.models.remote.options import model_at
 from embodyrl.models.saved import from_own_folder
 from embodyrl.registry import PYAV
 from embodyrl.runner.build import ProgramInfo, SpecOnly, build_acting, open_simulators, settings_of_torch_kept
@@ -40,6 +41,7 @@ from embodyrl.runs.metrics import read_rows
 from embodyrl.runs.record import read_summary, sorted_evaluations
 from embodyrl.runs.robustness import Robustness
 from embodyrl.screen import counted, say, showing
+from embodyrl.servers import is_url
 from embodyrl.serving.options import ServeOptions
 from embodyrl.sweeps.axes import Seeds
 from embodyrl.sweeps.folder import SweepError, is_sweep, read_plan
@@ -351,11 +353,11 @@ def evaluate(
     Args:
         path: a checkpoint, a run directory (its last checkpoint), `<run directory>/last` or `/best`, an exported
             policy, or one on the hub (`hf://owner/name`, as a text); with `config`, also public weights, in a folder or
-            on the hub.
+            on the hub, or what a server holds (`ws://host:port`, as a text).
         overrides: settings to change, e.g. `["eval.first_start_state=20000"]`.
         episodes: their number; None: `eval.episodes`.
         sample: draw actions from the policy's distribution instead of taking the most likely ones.
-        config: to evaluate public weights with.
+        config: to evaluate public weights or the policy of a server with.
         video: path of an MP4 of the first episodes.
         progress: print what the command line prints.
         trust: run the plug-ins of a checkpoint from somebody else.
@@ -411,13 +413,14 @@ def compare(
 
     Args:
         path: see `evaluate`.
-        other: a second policy; it plays the episodes of the first.
+        other: a second policy; it plays the episodes of the first. That of a server needs no `config`: it acts in the
+            simulators of the first.
         overrides: settings to change, also against the protocols.
         protocols: names (`embodyrl list protocols`), paths of YAML files, or `own` for the settings of the checkpoint;
             with `other` both policies play under each.
         episodes: their number in each evaluation; None: the protocol's.
         sample: draw actions from the policy's distribution.
-        config: to evaluate public weights with, both if there are two policies.
+        config: to evaluate public weights or the policy of a server with, both if there are two such policies.
         video: path of an MP4 that shows episodes which only one of two policies solved, side by side.
         out: folder for results.json and for the episodes as they end; it must hold none yet.
         resume: play only the episodes that `out` does not hold yet, after an interruption; without any it starts.
@@ -434,20 +437,21 @@ def compare(
     if resume and out is None:
         raise UserError("resume=True continues with the episodes in a folder: name it with out=")
 
-    def policy(named: str | Path) -> tuple[str, Load]:
-        place = _saved(named, (), config, trust=trust, progress=progress)[2]
-        return place, lambda texts: _saved(place, texts, config, trust=trust, progress=False, again=True)[:2]
+    def policy(named: str | Path, config: ConfigSource | None, like: str | None = None) -> tuple[str, Load]:
+        place = _saved(named, (), config, trust=trust, progress=progress, like=like)[2]
+        return place, lambda texts: _saved(place, texts, config, trust=trust, progress=False, again=True, like=like)[:2]
 
     wanted, recorded = _wanted(overrides, episodes, sample), _video(video)
-    place, load = policy(path)
-    other_place, load_other = (None, None) if other is None else policy(other)
+    place, load = policy(path, config)
+    of_run = is_url(path) and other is not None and _has_config(other)
+    other_place, load_other = (None, None) if other is None else policy(other, None if of_run else config, place)
     command = Command(
         policy=place,
         other=other_place,
         overrides=wanted,
         protocols=list(protocols),
         video=None if recorded is None else str(recorded),
-        has_config=config is not None,
+        **_config_named(config),
         directory=str(Path.cwd()),
     )
     folder = None if out is None else Path(out)
@@ -481,7 +485,7 @@ def robustness(
         levels: as in `1,3,5`, which is what None stands for.
         episodes: their number in each evaluation; None: `eval.episodes`.
         sample: draw actions from the policy's distribution.
-        config: to evaluate public weights with.
+        config: to evaluate public weights or the policy of a server with.
         out: folder for results.json, the figure, a video of the worst episodes, and the episodes as they end; it must
             hold none yet. None: the folder `robustness` of a run directory; for other policies nothing is kept.
         resume: play only the episodes that `out` does not hold yet, after an interruption.
@@ -517,7 +521,14 @@ def resume_robustness(folder: Path, asked: Command, *, progress: bool, trust: bo
         progress, trust: see `robustness`.
     """
     return _robustness(
-        asked.policy, asked.overrides, asked.perturb or {}, folder, goes_on=True, progress=progress, trust=trust
+        asked.policy,
+        asked.overrides,
+        asked.perturb or {},
+        folder,
+        config=asked.config,
+        goes_on=True,
+        progress=progress,
+        trust=trust,
     )
 
 
@@ -544,7 +555,7 @@ def _robustness(
         overrides=list(overrides),
         protocols=["own"],
         video=None,
-        has_config=config is not None,
+        **_config_named(config),
         directory=str(Path.cwd()),
         perturb=grid,
     )
@@ -853,6 +864,7 @@ def load_config(
     use: ConfigUse = ConfigUse.check,
     not_needed: Sequence[KeyPath] = (),
     also: Sequence[Rule] = (),
+    model: Mapping[str, Any] | None = None,
     trust: bool = False,
 ) -> LoadedConfig:
     """Load and check a config from any source; the other arguments are those of `config.load_config`.
@@ -864,6 +876,7 @@ def load_config(
         use: purpose of the config.
         not_needed: settings whose faults are ignored.
         also: rules besides those of `use`.
+        model: options of a model that acts in place of the config's own, with its `name`.
         trust: see `train`.
 
     Raises:
@@ -872,12 +885,19 @@ def load_config(
     """
     overrides = _checked(overrides)
     if isinstance(source, LoadedConfig):
-        if not overrides:
+        if not overrides and model is None:
             return source
         source = source.config
     if source is None or isinstance(source, str | Path):
         return load_file(
-            source, overrides, plugin_dir=plugin_dir, use=use, not_needed=not_needed, also=also, trust=trust
+            source,
+            overrides,
+            plugin_dir=plugin_dir,
+            use=use,
+            not_needed=not_needed,
+            also=also,
+            model=model,
+            trust=trust,
         )
     settings = escape(to_plain(source)) if isinstance(source, Config) else source
     if not isinstance(settings, Mapping):
@@ -897,6 +917,7 @@ def load_config(
                 use=use,
                 not_needed=not_needed,
                 also=also,
+                model=model,
                 trust=trust,
             )
         except ConfigError as error:  # lines of a temporary file would only confuse
@@ -988,10 +1009,14 @@ def _saved(
     progress: bool,
     needs: Needs = to_act,
     again: bool = False,
+    like: str | None = None,
 ) -> tuple[LoadedConfig, Path | None, str]:
     """Find a saved policy; returns the config to build it with, the folder of its weights (None: the config names it),
-    and its name for people. Of a checkpoint the files that it `needs` must be whole; `again` repeats no warning."""
+    and its name for people. Of a checkpoint the files that it `needs` must be whole; `again` repeats no warning. The
+    policy of a server may have the config of another one that it is `like`."""
     unread: list[KeyPath] = [("data", "path")]
+    if is_url(path):
+        return _served(str(path), overrides, config, like, trust=trust), None, str(path)
     if config is not None:
         if not is_hub_name(path) and not Path(path).is_dir():
             raise UserError(f"{path} is no folder: give the folder of the weights, or hf://owner/name")
@@ -1010,6 +1035,38 @@ def _saved(
     elif found.warning is not None and not again:
         warnings.warn(without_controls(found.warning.removeprefix("warning: ")), stacklevel=3)
     return read_saved(found.place, overrides, trust=trust), found.place / POLICY, str(found.place)
+
+
+def _served(
+    url: str, overrides: Sequence[str], config: ConfigSource | None, like: str | None, *, trust: bool
+) -> LoadedConfig:
+    """Return the config with which the policy of a server acts: `config`, or that of a saved policy."""
+    unread: list[KeyPath] = [("data", "path"), *SOURCES]
+    model = model_at(url)
+    if config is not None:
+        return load_config(config, overrides, use=ConfigUse.play, not_needed=unread, model=model, trust=trust)
+    if like is None:
+        raise UserError(
+            f"{url} is the policy of a server, and nothing says in which simulator it acts: add --config EXPERIMENT "
+            "(`embodyrl eval` takes it; in Python config=...)"
+        )
+    saved = Path(like) / TRAINING_FILE
+    if saved.is_file():
+        return load_file(saved, overrides, use=ConfigUse.play, not_needed=unread, model=model, trust=trust)
+    return read_saved(Path(like), overrides, model=model, trust=trust)
+
+
+def _has_config(path: str | Path) -> bool:
+    """Return whether a policy was saved here, with its config."""
+    if is_url(path) or is_hub_name(str(path)):
+        return False
+    return not Path(path).is_dir() or any((Path(path) / name).is_file() for name in (CONFIG_FILE, TRAINING_FILE))
+
+
+def _config_named(config: ConfigSource | None) -> dict[str, Any]:
+    """Return what `Command` keeps of a config: its name, if it has one."""
+    named = isinstance(config, str | Path)
+    return {"config": str(config) if named else None, "has_config": config is not None and not named}
 
 
 def _load(loaded: LoadedConfig, weights: Path | None, place: str | Path, spec: SimulatorSpec | None) -> LoadedPolicy:

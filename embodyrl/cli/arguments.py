@@ -21,6 +21,13 @@ SavedPolicy = Annotated[
         "hf://owner/name[@revision]."
     ),
 ]
+SavedOrServed = Annotated[
+    str,
+    typer.Argument(
+        help="A checkpoint folder, a run directory (its last checkpoint), or an exported policy, also on the hub: "
+        "hf://owner/name[@revision]. With --config also public weights, or a server's policy: ws://host:port.",
+    ),
+]
 Trust = Annotated[
     bool,
     typer.Option(

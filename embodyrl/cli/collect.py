@@ -19,6 +19,7 @@ from embodyrl.errors import UserError
 from embodyrl.hub import is_hub_name
 from embodyrl.registry import EXPERTS
 from embodyrl.screen import counted, say, showing, task
+from embodyrl.servers import is_url
 
 if TYPE_CHECKING:
     from embodyrl.config.issues import KeyPath
@@ -43,25 +44,25 @@ class Options:
     out: Path
     episodes: int
     keep: Keep
-    policy: Path | None
-    """Checkpoint of the policy to record; None: the scripted expert."""
+    policy: Path | str | None
+    """Checkpoint of the policy to record, or the URL of its server; None: the scripted expert."""
     sample: bool
     pushes: float
     after_success: int
     images: ImageFormat
 
 
-def checkpoint_of(policy: Path | None) -> Path | None:
-    """Return the checkpoint that `--policy` names, or None without it.
+def checkpoint_of(policy: str | Path | None) -> Path | None:
+    """Return the checkpoint that `--policy` names; None without it, or if it is the URL of a server.
 
     Raises:
         UserError: there is no checkpoint.
     """
-    if policy is None:
+    if policy is None or is_url(policy):
         return None
     from embodyrl.runner.checkpoint import find_and_tell, to_act
 
-    return find_and_tell(policy, to_act)
+    return find_and_tell(Path(policy), to_act)
 
 
 def not_needed(checkpoint: Path | None) -> Sequence[KeyPath]:
@@ -166,6 +167,11 @@ def _check(loaded: LoadedConfig, options: Options) -> None:
             f"--policy {options.policy} reads env.frames = {env.frames} images of its last decisions, and a recording "
             "has none between them: record the scripted expert, or a policy that reads one"
         )
+    if options.sample and is_url(options.policy):
+        raise RequestError(
+            f"--sample draws actions from a policy's distribution, which the server at {options.policy} does not tell: "
+            "leave it out"
+        )
     if options.sample and options.policy is None:
         raise RequestError("--sample draws the actions of a policy: give one with --policy, or leave it out")
     possible = env.start_states * len(env.tasks)
@@ -185,8 +191,8 @@ def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[Simulators,
     from embodyrl.runner.checkpoint import POLICY
 
     config = loaded.config
-    weights = None if options.policy is None else options.policy / POLICY
-    expert = None if weights else scripted_expert(config.env)
+    weights = options.policy / POLICY if isinstance(options.policy, Path) else None
+    expert = scripted_expert(config.env) if options.policy is None else None
     single = dataclasses.replace(config.rollout, chunk_size=1, observe=Observe.chunk_end)
     whole = dataclasses.replace(config.eval, actions=None, ensemble=None)
     # Every step is recorded, so that the images before it are those of the rows before.
@@ -202,9 +208,8 @@ def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[Simulators,
 
         from embodyrl.runner.playing import PolicyDemonstrator
 
-        assert weights is not None, "without an expert there is a policy"
         engine = build_acting(config, manager, weights)
-        with engine.rollout_mode():
+        with closing(engine.policy), engine.rollout_mode():
             yield manager, PolicyDemonstrator(config.env, engine, "train" if options.sample else "eval")
 
 

@@ -21,6 +21,7 @@ from embodyrl.cli.arguments import (
     ConfigArguments,
     ImageFormat,
     Keep,
+    SavedOrServed,
     SavedPolicy,
     SpecOnly,
     Trust,
@@ -31,6 +32,7 @@ from embodyrl.cli.completion import option_of, override_words, sections
 from embodyrl.errors import DiskFull, RunError, UserError, explain, frames_of_plugin, is_debugging, without_controls
 from embodyrl.runner.stopping import Interrupted, interruptible
 from embodyrl.screen import announced
+from embodyrl.servers import TOKEN, is_url
 from embodyrl.serving.options import ServeOptions
 from embodyrl.version import __version__
 
@@ -160,13 +162,21 @@ def watch(
 
 @app.command("eval", short_help="Evaluate checkpoints; published protocols, pairs.")
 def evaluate(
-    checkpoint: SavedPolicy,
+    checkpoint: SavedOrServed,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
             help="Settings to change, e.g. eval.episodes=500 eval.first_start_state=20000.",
             autocompletion=override_words,
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONFIG",
+            help="A YAML file or a shipped experiment: the simulator and its settings for a policy that has no config "
+            "of its own, that of a server or public weights.",
         ),
     ] = None,
     video: Annotated[
@@ -190,7 +200,8 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="OTHER",
-            help="Evaluate a second policy on the same episodes, and print the difference with its interval.",
+            help="Evaluate a second policy on the same episodes, and print the difference with its interval; also that "
+            "of a server, ws://host:port.",
         ),
     ] = None,
     robustness: Annotated[
@@ -221,8 +232,8 @@ def evaluate(
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Evaluate a checkpoint on held-out start states, by a published protocol, against another checkpoint, or with
-    perturbations."""
+    """Evaluate a checkpoint, or the policy of a server, on held-out start states, by a published protocol, against
+    another one, or with perturbations."""
     from embodyrl.cli import train
 
     if robustness:
@@ -230,7 +241,10 @@ def evaluate(
         if other := [name for name, value in given.items() if value]:
             raise CommandLineError(f"--robustness is of one policy with its own settings: leave out {other[0]}")
         options = train.RobustnessOptions(kinds, levels)
-        raise typer.Exit(train.robustness(checkpoint, overrides or [], options, sample=sample, out=out, trust=trust))
+        code = train.robustness(
+            checkpoint, overrides or [], options, sample=sample, config=config, out=out, trust=trust
+        )
+        raise typer.Exit(code)
     if kinds is not None or levels is not None:
         name = "--levels" if kinds is None else "--kinds"
         raise CommandLineError(f"{name} says what --robustness plays: add --robustness, or leave it out")
@@ -240,6 +254,7 @@ def evaluate(
         protocols=protocol or [],
         other=compare,
         sample=sample,
+        config=config,
         video=video,
         out=out,
         trust=trust,
@@ -338,9 +353,7 @@ def serve(
     ] = False,
     token: Annotated[
         str | None,
-        typer.Option(
-            metavar="TOKEN", envvar="EMBODYRL_TOKEN", help="Clients must send it, as `Authorization: Api-Key TOKEN`."
-        ),
+        typer.Option(metavar="TOKEN", envvar=TOKEN, help="Clients must send it, as `Authorization: Api-Key TOKEN`."),
     ] = None,
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample the policy's actions instead of taking the most likely ones.")
@@ -387,10 +400,11 @@ def collect(
         Keep, typer.Option(help="Episodes to keep; with `successes`, failed episodes are replaced by further ones.")
     ] = Keep.successes,
     policy: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="CHECKPOINT",
-            help="Record this policy (a checkpoint or a run directory) instead of the simulator's scripted expert.",
+            help="Record this policy (a checkpoint, a run directory, or ws://host:port of a server) instead of the "
+            "simulator's scripted expert.",
         ),
     ] = None,
     sample: Annotated[
@@ -416,16 +430,24 @@ def collect(
     """Record demonstrations in training start states, as a LeRobotDataset v3."""
     from embodyrl.cli import collect as recording
     from embodyrl.config import ConfigUse, load_config
+    from embodyrl.models.remote.options import model_at
 
     source, overrides = split_arguments(words)
-    checkpoint = recording.checkpoint_of(policy)
-    use = ConfigUse.check if checkpoint is None else ConfigUse.run
-    loaded = load_config(source, overrides, use=use, not_needed=recording.not_needed(checkpoint), trust=trust)
+    url, checkpoint = policy if is_url(policy) else None, recording.checkpoint_of(policy)
+    use = ConfigUse.play if url else ConfigUse.check if checkpoint is None else ConfigUse.run
+    loaded = load_config(
+        source,
+        overrides,
+        use=use,
+        not_needed=recording.not_needed(checkpoint),
+        model=None if url is None else model_at(url),
+        trust=trust,
+    )
     options = recording.Options(
         out=recording.destination(loaded, out),
         episodes=episodes,
         keep=keep,
-        policy=checkpoint,
+        policy=url or checkpoint,
         sample=sample,
         pushes=pushes,
         after_success=after_success,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from embodyrl.api import load_policy
 from embodyrl.cli.arguments import CommandLineError
 from embodyrl.screen import counted, say, terminal_width
-from embodyrl.serving.observing import PROMPT, STATE
+from embodyrl.servers import PROMPT, STATE
 from embodyrl.serving.options import ServeOptions
 from embodyrl.serving.server import LOOPBACK, PolicyServer
 

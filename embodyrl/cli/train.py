@@ -107,6 +107,7 @@ def _resume_evaluations(folder: Path, overrides: Sequence[str], *, at_once: int 
         asked.overrides,
         protocols=asked.protocols,
         video=asked.video,
+        config=asked.config,
         out=folder,
         resume=True,
         progress=True,
@@ -122,16 +123,17 @@ def evaluate(
     protocols: Sequence[str] = (),
     other: str | None = None,
     sample: bool = False,
+    config: str | None = None,
     video: Path | None = None,
     out: Path | None = None,
     trust: bool = False,
 ) -> int:
-    """Evaluate a checkpoint; returns the exit code. See `embodyrl.compare`; without protocols, a second policy and a
+    """Evaluate a policy; returns the exit code. See `embodyrl.compare`; without protocols, a second policy and a
     folder for the results it is one evaluation with the checkpoint's own settings."""
     check_place(out, "--out")
     check_place(video, "--video")
     if not protocols and other is None and out is None:
-        api.evaluate(path, overrides, sample=sample, video=video, progress=True, trust=trust)
+        api.evaluate(path, overrides, sample=sample, config=config, video=video, progress=True, trust=trust)
         return 0
     api.compare(
         path,
@@ -139,6 +141,7 @@ def evaluate(
         overrides,
         protocols=protocols or ("own",),
         sample=sample,
+        config=config,
         video=video,
         out=out,
         progress=True,
@@ -161,10 +164,11 @@ def robustness(
     options: RobustnessOptions,
     *,
     sample: bool = False,
+    config: str | None = None,
     out: Path | None = None,
     trust: bool = False,
 ) -> int:
-    """Evaluate a checkpoint without and with perturbations; returns the exit code. See `embodyrl.robustness`."""
+    """Evaluate a policy without and with perturbations; returns the exit code. See `embodyrl.robustness`."""
     check_place(out, "--out")
     api.robustness(
         path,
@@ -172,6 +176,7 @@ def robustness(
         kinds=options.kinds,
         levels=options.levels,
         sample=sample,
+        config=config,
         out=out,
         progress=True,
         trust=trust,

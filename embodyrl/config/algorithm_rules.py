@@ -7,7 +7,7 @@ from typing import Any
 
 from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.needs import Learns
-from embodyrl.config.rules import fact, needs_of_all, rule
+from embodyrl.config.rules import fact, learning_rule, needs_of_all
 from embodyrl.config.schema import Config, Precision
 from embodyrl.registry import (
     ADVANTAGES,
@@ -25,7 +25,7 @@ PARTS: Mapping[str, Registry[Any]] = {"reward": REWARDS, "filter": FILTERS, "adv
 """Registries of the functions that a method may choose."""
 
 
-@rule
+@learning_rule
 def components_can_run_so(config: Config) -> Iterator[ConfigIssue]:
     """Run the checks of the chosen loss, advantage, reward and filter."""
     for kind, part in config.algorithm.parts().items():
@@ -34,7 +34,7 @@ def components_can_run_so(config: Config) -> Iterator[ConfigIssue]:
             yield from load_target(check)(config)
 
 
-@rule
+@learning_rule
 def demonstrations_are_learned_from(config: Config) -> Iterator[ConfigIssue]:
     """Check that demonstrations are named if the algorithm learns from them, and only then."""
     name, path = config.algorithm.name, config.data.path
@@ -73,7 +73,7 @@ def _learning_from_demonstrations(config: Config) -> list[str]:
     return [name for name, needs in learning.items() if needs.imitates and needs.replay is None]
 
 
-@rule
+@learning_rule
 def algorithm_can_run_so(config: Config) -> Iterator[ConfigIssue]:
     """Run the checks of the chosen method."""
     yield from config.algorithm.check(config)
@@ -82,7 +82,7 @@ def algorithm_can_run_so(config: Config) -> Iterator[ConfigIssue]:
 PEFT = Requirement(module="peft", install="pip install 'embodyrl[vla]'")
 
 
-@rule
+@learning_rule
 def weights_can_be_computed_with(config: Config) -> Iterator[ConfigIssue]:
     """Check that weights held in bfloat16 are not to be computed with in float32."""
     held = getattr(config.model, "dtype", None)
@@ -94,7 +94,7 @@ def weights_can_be_computed_with(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-@rule
+@learning_rule
 def warm_up_comes_to_an_end(config: Config) -> Iterator[ConfigIssue]:
     """Check that warm-up ends within the run."""
     warmup, iterations = config.engine.optimizer.warmup, config.run.iterations
@@ -107,7 +107,7 @@ def warm_up_comes_to_an_end(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-@rule
+@learning_rule
 def model_consists_of_blocks(config: Config) -> Iterator[ConfigIssue]:
     """Check that adapters and checkpointing come with a model that consists of layers."""
     engine, name = config.engine, config.model.name

@@ -99,6 +99,16 @@ class Settings:
             self.origins.setdefault(path[:depth], Origin(place, place))
         self._put(path, value, (), marks)
 
+    def exchange(self, section: str, options: Mapping[str, Any]) -> None:
+        """Put a component with these options, `name` among them, in the place of that of a section; further options
+        stay if it is the same one."""
+        given = self.get((section,))
+        if not isinstance(given, dict) or given.get("name") != options["name"]:
+            self.data.pop(section, None)
+            for path in [each for each in self.origins if each[:1] == (section,)]:
+                del self.origins[path]
+        self.override((section,), dict(options))
+
     def _put(self, path: KeyPath, value: Any, source: KeyPath, origins: Mapping[KeyPath, Origin]) -> None:
         """Put `value` at `path`; it is at `source` in the file that `origins` describes."""
         if _is_around(path) and value and isinstance(value, dict) and not isinstance(self.get(path), dict):

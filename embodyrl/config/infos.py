@@ -143,6 +143,10 @@ class ModelInfo(Info):
         not say."""
         return {}
 
+    def untrainable(self) -> tuple[str, str] | None:
+        """Return why no run can train it, and what to do with it instead; None: it has weights that can be trained."""
+        return None
+
 
 class InfoError(PluginError):
     """Raised when what a stranger wrote of a component cannot be asked, or answers what cannot be.
@@ -222,6 +226,7 @@ ANSWERS = {
     "rendering_checks": Answer("a list of RenderingCheck, or None", _or_none(_are(object)), True),
     "notes": Answer("an iterator of texts: yield one for each note", _are(str), True),
     "executed": Answer("a dictionary of settings of `eval`", _is_map),
+    "untrainable": Answer("two texts, why and what to do instead, or None", _or_none(_are_two_texts)),
 }
 """What methods may answer, by name."""
 

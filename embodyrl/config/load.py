@@ -133,6 +133,7 @@ def load_config(
     use: ConfigUse = ConfigUse.check,
     not_needed: Sequence[KeyPath] = (),
     also: Sequence[Rule] = (),
+    model: Mapping[str, Any] | None = None,
     trust: bool = False,
 ) -> LoadedConfig:
     """Load and check a config. No code is run except the plug-ins it names.
@@ -146,6 +147,7 @@ def load_config(
         use: purpose of the config, which decides whether open values and missing packages are faults.
         not_needed: settings whose faults are ignored, because the command does not use them.
         also: rules besides those of `use`.
+        model: options of a model that acts in place of the config's own, with its `name`.
         trust: import the plug-ins of a saved config even if another user or another machine made it.
 
     Raises:
@@ -166,7 +168,7 @@ def load_config(
         if not composed.readable:
             raise ConfigError(in_reading_order([*asked.faults, *composed.faults], composed.files))
         try:
-            return composed, _finish(composed, asked, found, use, saved, trust, fix, also)
+            return composed, _finish(composed, asked, found, use, saved, trust, fix, also, model)
         except SystemExit as error:
             raise ConfigError([ended_by_code(error, composed.settings, found.plugin_dir)]) from error
 
@@ -211,6 +213,7 @@ def _finish(
     trust: bool,
     fix: Mapping[KeyPath, Any],
     also: Sequence[Rule],
+    model: Mapping[str, Any] | None,
 ) -> _Finished:
     """Apply overrides, plug-ins and interpolations, and check the result.
 
@@ -234,6 +237,8 @@ def _finish(
     left_out = of_other_methods(settings, Config) if "algorithm" in asked.groups else []
     for path in left_out:
         settings.take(path)
+    if model is not None:
+        settings.exchange("model", model)
     faults += _apply(settings, others)
     apply_fix(settings, fix, composed.whole)
     resolved = resolve_interpolations(settings, Config, may_read=doubts is None)

@@ -50,10 +50,20 @@ RULES: list[Rule] = []
 """Every rule, in the order in which they are tried."""
 
 
+OF_LEARNING: set[str] = set()
+"""Names of rules about how a policy learns, which one that cannot learn need not follow."""
+
+
 def rule(function: Rule) -> Rule:
     """Add a function to `RULES`."""
     RULES.append(function)
     return function
+
+
+def learning_rule(function: Rule) -> Rule:
+    """Add a function to `RULES` that checks how the policy learns."""
+    OF_LEARNING.add(function.__name__)
+    return rule(function)
 
 
 def check_rules(
@@ -69,7 +79,8 @@ def check_rules(
         also: rules besides those of its purpose.
     """
     found: list[ConfigIssue] = []
-    for check in (*_rules_for(use), *also):
+    left_out = set() if can_learn(config) else OF_LEARNING
+    for check in (*(each for each in _rules_for(use) if each.__name__ not in left_out), *also):
         found += [issue for issue in _issues_of(check, config) if issue not in found]  # several rules ask one plug-in
     return [
         placed(issue, composed)
@@ -96,7 +107,7 @@ def _rules_for(use: ConfigUse) -> list[Rule]:
     if use is ConfigUse.run:
         return [*RULES, simulator_runs_here, nothing_is_left_open]
     if use is ConfigUse.play:
-        rules = [check for check in RULES if check is not learning_executes_whole_chunks]
+        rules = [check for check in RULES if check not in (learning_executes_whole_chunks, model_can_be_trained)]
         return [*rules, simulator_runs_here, nothing_is_left_open]
     if use is ConfigUse.check:
         return [*RULES, simulator_runs_here]
@@ -178,6 +189,14 @@ def action_dim(config: Config) -> int | None:
 def acts_by_choice(config: Config) -> bool | None:
     """Return whether the simulator's actions are discrete; None if it is unknown before the simulator runs."""
     return simulator_info(config.env.name).discrete(config.env) if config.env.name in SIMULATORS else None
+
+
+def can_learn(config: Config) -> bool:
+    """Return whether the policy has weights that a run can train."""
+    try:
+        return model_info(config.model.name, installed=True).untrainable() is None
+    except InfoError:  # which a rule reports
+        return True
 
 
 def task_descriptions(config: Config) -> dict[str, str]:
@@ -446,7 +465,7 @@ def whole_episodes_fit_rollout(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-@rule
+@learning_rule
 def learning_executes_whole_chunks(config: Config) -> Iterator[ConfigIssue]:
     """Check that rollouts that are learned from execute the chunks that were sampled."""
     if is_supervised(config):
@@ -742,6 +761,15 @@ def simulator_can_run_so(config: Config) -> Iterator[ConfigIssue]:
 def simulator_runs_here(config: Config) -> Iterator[ConfigIssue]:
     """Check that this machine has what the simulator needs."""
     yield from simulator_info(config.env.name, installed=True).check_here(config)
+
+
+@rule
+def model_can_be_trained(config: Config) -> Iterator[ConfigIssue]:
+    """Check that the policy has weights that a run can train."""
+    refusal = model_info(config.model.name, installed=True).untrainable()
+    if refusal is not None:
+        why, remedy = refusal
+        yield ConfigIssue("model.name", f"model {config.model.name!r} cannot be trained: {why}", remedy)
 
 
 @rule

@@ -20,6 +20,7 @@ from embodyrl.hub import is_hub_name
 from embodyrl.runner.checkpoint import MANIFEST, POLICY, Manifest
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runs.metrics import read_json_lines
+from embodyrl.servers import is_url
 from embodyrl.version import __version__
 
 if TYPE_CHECKING:  # imports torch
@@ -45,21 +46,24 @@ class Command:
     protocols: list[str]
     video: str | None
     has_config: bool
-    """A config was given in Python, which the folder does not hold."""
+    """A config was given in Python as a value, which the folder does not hold."""
     directory: str
     """Working directory, from which relative paths lead."""
+    config: str | None = None
+    """Config for public weights or the policy of a server: a file, or the name of an experiment."""
     perturb: dict[str, list[int]] | None = None
     """Levels of each kind of perturbation whose effect is evaluated, see `robustness.grid_of`; None: it is not."""
 
     def to_plain(self) -> dict[str, Any]:
         """Return it as values of JSON."""
         plain = asdict(self)
-        return {name: value for name, value in plain.items() if name != "perturb" or value is not None}
+        return {name: value for name, value in plain.items() if name not in ("config", "perturb") or value is not None}
 
     def missing(self) -> list[str]:
-        """Return the policies and protocols that are relative paths and lead nowhere from here."""
-        files = [name for name in self.protocols if name.endswith((".yaml", ".yml"))]
-        named = [name for name in (self.policy, self.other, *files) if name is not None and not is_hub_name(name)]
+        """Return the policies, protocols and config that are relative paths and lead nowhere from here."""
+        files = [name for name in (*self.protocols, self.config or "") if name.endswith((".yaml", ".yml"))]
+        places = [name for name in (self.policy, self.other) if name is not None]
+        named = [*(name for name in places if not is_hub_name(name) and not is_url(name)), *files]
         return [name for name in named if not Path(name).exists() and not Path(name).is_absolute()]
 
 
@@ -186,7 +190,8 @@ def _written(value: Any) -> str:
 
 
 def digest_of(place: str) -> str:
-    """Return what identifies the weights of a policy: a hash of its files. Of a name on the hub, the name."""
+    """Return what identifies the weights of a policy: a hash of its files. Of a name on the hub, or of a server, that
+    name."""
     folder = Path(place)
     if not folder.is_dir():
         return place

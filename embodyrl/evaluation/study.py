@@ -8,7 +8,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -30,6 +30,7 @@ from embodyrl.runner.build import build_acting, open_simulators, settings_of_tor
 from embodyrl.runs import METRICS_FILE
 from embodyrl.runs.metrics import read_rows
 from embodyrl.screen import counted, rounded
+from embodyrl.servers import is_url
 
 if TYPE_CHECKING:  # these import torch
     from embodyrl.engine.hybrid import HybridEngine
@@ -271,7 +272,7 @@ def announcement(plan: Plan) -> str:
     the protocol says, and how many episodes."""
     lines = []
     if plan.protocol is None:
-        lines.append(f"{plan.name}: the checkpoint's own settings")
+        lines.append(f"{plan.name}: the policy's own settings")
     else:
         lines.append(f"{plan.name}: {_origin(plan.protocol)}")
         lines += _changes(plan)
@@ -301,7 +302,7 @@ def _changes(plan: Plan) -> list[str]:
             elif name != "env.tasks":
                 changed.setdefault(name, (own, []))[1].append(new)
     if not changed:
-        return ["  changes nothing in this checkpoint's settings"]
+        return ["  changes nothing in this policy's settings"]
     rows = [("  setting", "own", "protocol")]
     for name, (own, values) in changed.items():
         rows.append((f"  {name}", _written(own), " or ".join(dict.fromkeys(map(_written, values)))))
@@ -366,7 +367,9 @@ def acting(part: Part) -> Iterator[tuple[Simulators, HybridEngine]]:
         open_simulators(part.loaded, Path(logs)) as manager,
         settings_of_torch_kept(),
     ):
-        yield manager, build_acting(part.config, manager, part.weights)
+        engine = build_acting(part.config, manager, part.weights)
+        with closing(engine.policy):
+            yield manager, engine
 
 
 Opens = Callable[[Part], AbstractContextManager[tuple["Simulators", "HybridEngine"]]]
@@ -635,7 +638,8 @@ class Study:
             if left := remaining_differences(first, second):
                 text = f"note: they still differ in {', '.join(left)}"
                 self._say(textwrap.fill(text, WIDE, subsequent_indent="  "))
-        seconds = expected_seconds(self._plans, Path(self._plans[0].policy))
+        policy = self._plans[0].policy
+        seconds = None if is_url(policy) else expected_seconds(self._plans, Path(policy))
         if seconds is not None:
             self._say(f"at most about {rounded(seconds)}, by the speed of the run that trained it")
 

@@ -180,3 +180,15 @@ register_family(
     ],
     summary="ACT (52M): images and robot state, no task description; a chunk of actions in one pass",
 )
+SupportedModel.register(
+    "remote",
+    target="embodyrl.models.remote.policy:ServedPolicy",
+    options="embodyrl.models.remote.options:RemoteConfig",
+    requires=[
+        Requirement(module=module, install="pip install 'embodyrl[serve]'") for module in ("websockets", "msgpack")
+    ],
+    critic=False,
+    blocks=False,
+    info="embodyrl.models.remote.options:RemoteInfo",
+    summary="a policy that a server holds (openpi's protocol); it acts in evaluations and recordings",
+)

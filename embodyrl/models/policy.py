@@ -87,7 +87,7 @@ class PolicySpec:
     """Shapes of a policy's outputs, and of the state that it reads."""
 
     kind: str
-    """gaussian | squashed | categorical | ar_token | parallel_token | regression | flow"""
+    """gaussian | squashed | categorical | ar_token | parallel_token | regression | flow | remote"""
     chunk_size: int
     """`C`, actions in a chunk."""
     action_dim: int
@@ -309,6 +309,9 @@ class Policy(nn.Module, ABC):
     def keeps_statistics(self) -> bool:
         """True if the class overrides `update_statistics`; if not, preprocessing a whole batch for it is skipped."""
         return type(self).update_statistics is not Policy.update_statistics
+
+    def close(self) -> None:
+        """Let go of what it holds beside its weights, such as connections; it may act again. The default: nothing."""
 
     def options_to_save(self, config: ModelConfig) -> ModelConfig:
         """Return the options to store with a saved policy. The default: `config`.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from embodyrl.algorithms.options import check_signature
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import rule
+from embodyrl.config.rules import learning_rule
 from embodyrl.config.schema import Config
 from embodyrl.errors import UnknownNameError
 from embodyrl.pipelines.build import build_pipeline
@@ -14,7 +14,7 @@ from embodyrl.pipelines.pipeline import PipelineError
 from embodyrl.registry import ALGORITHMS
 
 
-@rule
+@learning_rule
 def stages_fit_together(config: Config) -> Iterator[ConfigIssue]:
     """Check that the stages can be built, and fit the filter and the advantage."""
     if config.algorithm.name in ALGORITHMS and ALGORITHMS.entry(config.algorithm.name).missing():
@@ -29,7 +29,7 @@ def stages_fit_together(config: Config) -> Iterator[ConfigIssue]:
     yield from config.algorithm.check_stages(config, stages)
 
 
-@rule
+@learning_rule
 def components_get_what_they_name(config: Config) -> Iterator[ConfigIssue]:
     """Check that losses, advantages, rewards and filters can be called with the columns available to them."""
     for key in config.algorithm.parts():

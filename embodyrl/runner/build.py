@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from embodyrl.algorithms.options import ClassifierRewardConfig
 from embodyrl.config import LoadedConfig, to_plain
 from embodyrl.config.build import flat
-from embodyrl.config.schema import Config, EngineConfig, ModelConfig, Observe, Precision
+from embodyrl.config.rules import can_learn
+from embodyrl.config.schema import Config, EngineConfig, LoraConfig, ModelConfig, Observe, Precision
 from embodyrl.data.experts import Demonstrator
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.manager import EnvManager, Simulators
@@ -209,7 +210,7 @@ def _policy_and_options(
     model = with_weight_type(model, config.engine, weights)
     if weights is not None and stands_alone(weights) and not reference:
         model, weights = from_own_folder(model, weights), None
-    steering = config.algorithm.needs(config).steering
+    steering = config.algorithm.needs(config).steering if can_learn(config) else None
     policy = build_policy(
         model, manager.spec, chunk_size=config.rollout.chunk_size, seed=config.seed, steering=steering
     )
@@ -257,6 +258,8 @@ def build_acting(
     memory. `place` is that of this process among those that roll out; for the other arguments see `build_engine`."""
     optimizer = dataclasses.replace(config.engine.optimizer, master_weights=False)
     engine = dataclasses.replace(config.engine, optimizer=optimizer)
+    if not can_learn(config):  # adapters of another model, whose config this was
+        engine = dataclasses.replace(engine, lora=LoraConfig(), gradient_checkpointing=False)
     return build_engine(
         dataclasses.replace(config, engine=engine),
         manager,

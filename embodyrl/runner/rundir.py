@@ -7,9 +7,10 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from embodyrl.config import ConfigUse, LoadedConfig, load_config, to_commented_yaml, to_plain
 from embodyrl.config.issues import KeyPath
@@ -291,6 +292,7 @@ def read_config(
     not_needed: Sequence[KeyPath] = (),
     *,
     use: ConfigUse = ConfigUse.run,
+    model: Mapping[str, Any] | None = None,
     trust: bool = False,
 ) -> LoadedConfig:
     """Load what `write_config` wrote, with changes from the command line.
@@ -300,6 +302,7 @@ def read_config(
         overrides: `key=value` from the command line.
         not_needed: settings that name files which may be missing.
         use: purpose of the config, `run` or `play`.
+        model: see `config.load_config`.
         trust: import its plug-ins even if somebody else made the folder.
 
     Raises:
@@ -310,7 +313,7 @@ def read_config(
     if not (folder / CONFIG_FILE).is_file():
         raise RunDirError(f"{folder} holds no {CONFIG_FILE}: give a folder that `embodyrl run` made")
     file = folder / CONFIG_FILE
-    loaded = load_config(file, overrides, use=use, not_needed=not_needed, trust=trust)
+    loaded = load_config(file, overrides, use=use, not_needed=not_needed, model=model, trust=trust)
     return dataclasses.replace(loaded, source=read_origin(folder).get("source", loaded.source))
 
 
@@ -341,14 +344,17 @@ def sources_not_needed(checkpoint: Path) -> Sequence[KeyPath]:
     return SOURCES if stands_alone(checkpoint / POLICY) else ()
 
 
-def read_saved(checkpoint: Path, overrides: Sequence[str], *, trust: bool = False) -> LoadedConfig:
-    """Load the config of a checkpoint whose policy only acts, so that demonstrations may be missing.
+def read_saved(
+    checkpoint: Path, overrides: Sequence[str], *, model: Mapping[str, Any] | None = None, trust: bool = False
+) -> LoadedConfig:
+    """Load the config of a checkpoint whose policy, or another `model` in its place, only acts, so that demonstrations
+    may be missing.
 
     Raises:
         ConfigError, RunDirError, UntrustedError: see `read_config`.
     """
     unread = [("data", "path"), *sources_not_needed(checkpoint)]
-    return read_config(checkpoint, overrides, unread, use=ConfigUse.play, trust=trust)
+    return read_config(checkpoint, overrides, unread, use=ConfigUse.play, model=model, trust=trust)
 
 
 def make_numbered(path: Path) -> Path:

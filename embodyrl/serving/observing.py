@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from embodyrl.envs import Observation, SimulatorSpec
 from embodyrl.errors import UserError, did_you_mean, listed
+from embodyrl.servers import PROMPT, STATE
 
-PROMPT, STATE = "prompt", "state"
 STATES: tuple[tuple[str, ...], ...] = (
     ("observation/state",),
     ("state",),

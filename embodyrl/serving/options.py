@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from embodyrl.errors import MissingPackageError, UserError, did_you_mean, listed
+from embodyrl.errors import UserError, did_you_mean, listed
+from embodyrl.servers import check_packages
 
 PROTOCOLS = ("openpi", "vla-eval")
 """How clients may speak."""
@@ -43,7 +44,7 @@ class ServeOptions:
             UserError: a value is none.
             MissingPackageError: websockets or msgpack are not installed.
         """
-        check_packages()
+        check_packages("serving")
         if self.protocol not in PROTOCOLS:
             hint = did_you_mean(self.protocol, PROTOCOLS, lead=" - ")
             raise UserError(f"protocol {self.protocol!r} is unknown{hint} (protocols: {listed(PROTOCOLS)})")
@@ -60,16 +61,3 @@ class ServeOptions:
                 raise UserError(f"{name} = {value!r}: want {low} .. {high}")
         if self.token is not None and not self.token.strip():
             raise UserError("the token is empty: give one that cannot be guessed, or none")
-
-
-def check_packages() -> None:
-    """Check that what serving needs is installed.
-
-    Raises:
-        MissingPackageError: it is not.
-    """
-    try:
-        import msgpack  # noqa: F401
-        import websockets.asyncio.server  # noqa: F401
-    except ImportError as error:
-        raise MissingPackageError(f"serving needs {error.name}: pip install 'embodyrl[serve]'") from None

@@ -7,6 +7,7 @@ added to a registry whose names they list; read the difference before you keep i
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ def refuse_all() -> Refused:
     messages, broken, originals, folder = {}, set(), list(RULES), Path.cwd()
 
     def recorded(rule):
+        @functools.wraps(rule)
         def record(config):
             for finding in rule(config):
                 broken.add(rule.__name__)

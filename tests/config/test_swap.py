@@ -89,7 +89,8 @@ def test_a_file_that_names_components_itself_gets_a_list(mine: Path) -> None:
 
 @pytest.mark.parametrize("group", ["algorithm", "model"])
 def test_every_shipped_choice_leaves_only_what_is_for_the_user_to_decide(mine: Path, group: str) -> None:
-    left = ("data.path", "cameras", "model.checkpoint", "flow policy", "scripted expert", "not installed")
+    left = ("data.path", "cameras", "model.checkpoint", "flow policy", "scripted expert", "not installed", "model.url")
+    left += ("cannot be trained",)
     for option in list_options(group):
         swapped = swap("mine.yaml", {group: option}, use=ConfigUse.elsewhere)
         for fault in swapped.faults:

@@ -36,7 +36,7 @@ def server(policy: embodyrl.LoadedPolicy) -> Iterator[Callable[..., embodyrl.Pol
     begun: list[embodyrl.PolicyServer] = []
 
     def start(**options: Any) -> embodyrl.PolicyServer:
-        begun.append(embodyrl.serve(policy, port=0, **options).__enter__())
+        begun.append(embodyrl.serve(policy, **{"port": 0, **options}).__enter__())
         return begun[-1]
 
     yield start

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,8 @@ import pytest
 pytest.importorskip("websockets", reason="needs websockets: pip install 'embodyrl[serve]'")
 pytest.importorskip("msgpack", reason="needs msgpack: pip install 'embodyrl[serve]'")
 
-from websockets.sync.server import ServerConnection, serve
-
 import embodyrl
-from embodyrl.messages import pack, unpack
+from tests.serving.stand_in import stand_in
 
 Start = Callable[..., embodyrl.PolicyServer]
 
@@ -28,25 +25,6 @@ def seen(rows: int) -> embodyrl.Observation:
     angles = 0.3 * np.arange(rows, dtype=np.float32)
     proprio = np.stack([np.cos(angles), np.sin(angles), angles], 1)
     return embodyrl.Observation(proprio=proprio, task_descriptions=["swing up"] * rows)
-
-
-@contextmanager
-def stand_in(answer: Callable[[dict[str, Any]], Any], told: dict[str, Any] | None = None) -> Iterator[str]:
-    """A server that speaks openpi's protocol and is not ours: its first message is empty, or what is `told`."""
-
-    def talk(connection: ServerConnection) -> None:
-        connection.send(pack(told or {}, bytes_keys=True))
-        for data in connection:
-            assert isinstance(data, bytes)
-            found = answer(unpack(data))
-            connection.send(found if isinstance(found, str | bytes) else pack(found, bytes_keys=True))
-
-    with serve(talk, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
-        server.shutdown()
-        thread.join(10)
 
 
 def test_it_acts_as_the_policy_does_here(server: Start, policy: embodyrl.LoadedPolicy) -> None:

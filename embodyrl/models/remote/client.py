@@ -6,7 +6,7 @@ Shapes: `B` rows of an observation, `C` actions in a chunk, `D` action dims.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from embodyrl.envs import Observation
 from embodyrl.errors import RunError, UserError, listed
 from embodyrl.messages import MessageError, pack, unpack
-from embodyrl.serving.observing import PROMPT, STATE
-from embodyrl.serving.options import check_packages
+from embodyrl.servers import PROMPT, STATE, check_packages, why_no_url
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -29,13 +28,17 @@ AGAIN_S = 0.2
 """Seconds between two attempts to connect [s]."""
 MOST_BYTES = 2**26
 """Bytes of an answer."""
+MOST_CONNECTIONS = 16
+"""Rows that are asked about at a time: `embodyrl serve` answers as many by one forward pass."""
+FACTS = ("model", "chunk_size", "action_dim", "cameras", "image_size", "state_dim")
+"""What a server says of its policy, and must say again when a lost connection is opened anew."""
 USUAL = ("observation/image", "observation/wrist_image")
 """Keys of images for a server that does not say what it looks for: those of openpi's LIBERO clients."""
 
 
 class RemotePolicy:
-    """Acts through a policy server, by openpi's protocol; each row of an observation has a connection of its own, so
-    that the server can answer all of them together.
+    """Acts through a policy server, by openpi's protocol. Each row of an observation, of 16 at a time, has a connection
+    of its own, so that the server can answer all of them together.
 
     Args:
         url: `ws://host:port`.
@@ -43,9 +46,11 @@ class RemotePolicy:
         keys: keys of messages by the name of a camera, `state` or `prompt`; None: those that the server names, else
             those of openpi's LIBERO clients.
         deadline_s: see `DEADLINE_S`.
+        cameras: names of an observation's images, in their order; None: those that the server names, else `image` and
+            `wrist_image`. Of several, a server that names cameras gets those that it names, or that `keys` has.
 
     Raises:
-        UserError: the URL is none.
+        UserError: the URL is none, or the server sees a camera that is not there.
         RunError: nobody answers there in time, or it is no policy server.
     """
 
@@ -59,22 +64,40 @@ class RemotePolicy:
         token: str | None = None,
         keys: Mapping[str, str] | None = None,
         deadline_s: float = DEADLINE_S,
+        cameras: Sequence[str] | None = None,
     ) -> None:
-        check_packages()
-        if not url.startswith(("ws://", "wss://")):
-            raise UserError(f"url = {url!r:.80}: want ws://host:port, as `embodyrl serve` prints it")
+        check_packages("a policy of a server")
+        if (reason := why_no_url(url)) is not None:
+            raise UserError(f"url = {url!r:.80}: {reason}")
         self.url, self._deadline_s = url, deadline_s
         self._headers = None if token is None else {"Authorization": f"Api-Key {token}"}
         self._open: list[ClientConnection] = []
+        self._facts: dict[str, str] | None = None
         self._connect(0, time.monotonic() + deadline_s)
-        cameras = self.metadata.get("cameras")
-        self._cameras = [str(each) for each in cameras] if isinstance(cameras, list) else ["image", "wrist_image"]
-        usual = dict(zip(self._cameras, USUAL, strict=False)) | {STATE: "observation/state", PROMPT: PROMPT}
-        self._keys = {**usual, **_told_keys(self.metadata), **(keys or {})}
-        if missing := [name for name in self._cameras if name not in self._keys]:
-            raise UserError(f"{url} does not say under which key it looks for {listed(missing)}: name them in `keys`")
+        self._name(cameras, keys or {})
         if "+" in self._keys[STATE]:
             raise UserError(f"{url} looks for the state in parts, {self._keys[STATE]}: start it without such a --map")
+
+    def _name(self, cameras: Sequence[str] | None, keys: Mapping[str, str]) -> None:
+        """Find the key of each part of an observation, and which images are sent."""
+        named = self.metadata.get("cameras")
+        seen = [str(each) for each in named] if isinstance(named, list) else None
+        told = _told_keys(self.metadata)
+        self._cameras = [*(cameras if cameras is not None else ["image", "wrist_image"] if seen is None else seen)]
+        for camera in seen or ():
+            if camera not in self._cameras and told.get(camera) not in keys.values():
+                raise UserError(
+                    f"{self.url} sees the camera {camera!r}, and there is none of this name "
+                    f"({listed(self._cameras) or 'there are none'}): show it, or name its key in `keys`"
+                )
+        self._sent = [each for each in self._cameras if seen is None or each in seen or each in keys]
+        """Cameras whose images are sent."""
+        usual = dict(zip(self._cameras, USUAL, strict=False)) | {STATE: "observation/state", PROMPT: PROMPT}
+        self._keys = {**usual, **told, **keys}
+        if missing := [name for name in self._sent if name not in self._keys]:
+            raise UserError(
+                f"{self.url} does not say under which key it looks for {listed(missing)}: name them in `keys`"
+            )
 
     def act(self, observation: Observation) -> NDArray[np.float32]:
         """Return the chunks `[B, C, D]` of an observation with `B` rows.
@@ -83,14 +106,22 @@ class RemotePolicy:
             RunError: the server refuses, is gone, or takes too long.
         """
         messages = [self._message(observation, row) for row in range(len(observation.task_descriptions))]
-        until = time.monotonic() + self._deadline_s
+        rounds = [messages[begin : begin + MOST_CONNECTIONS] for begin in range(0, len(messages), MOST_CONNECTIONS)]
         try:
-            for row, message in enumerate(messages):
-                self._send(row, message, until)
-            return np.stack([self._receive(row, message, until) for row, message in enumerate(messages)])
+            chunks = [chunk for each in rounds for chunk in self._asked(each)]
+            if len(shapes := {chunk.shape for chunk in chunks}) > 1:
+                raise RunError(f"{self.url} sent chunks of different shapes: {listed(sorted(map(str, shapes)))}")
+            return np.stack(chunks)
         except BaseException:
             self.close()  # or answers that are still to come would be taken for those of the next question
             raise
+
+    def _asked(self, messages: Sequence[bytes]) -> list[NDArray[np.float32]]:
+        """Return the answers to some messages, each over a connection of its own."""
+        until = time.monotonic() + self._deadline_s
+        for row, message in enumerate(messages):
+            self._send(row, message, until)
+        return [self._receive(row, message, until) for row, message in enumerate(messages)]
 
     def close(self) -> None:
         """Leave. May be called again."""
@@ -114,7 +145,8 @@ class RemotePolicy:
             views = observation.images[row]
             if len(views) != len(self._cameras):
                 raise UserError(f"the observation has {len(views)} images, and {self.url} wants {len(self._cameras)}")
-            message |= {self._keys[camera]: view for camera, view in zip(self._cameras, views, strict=True)}
+            shown = zip(self._cameras, views, strict=True)
+            message |= {self._keys[camera]: view for camera, view in shown if camera in self._sent}
         if observation.proprio is not None:
             message[self._keys[STATE]] = observation.proprio[row]
         return pack(message, bytes_keys=True)
@@ -176,7 +208,7 @@ class RemotePolicy:
                     )
                 )
                 first = connection.recv(timeout=max(left, 0.1))
-                self.metadata = unpack(first) if isinstance(first, bytes) else {}
+                metadata = unpack(first) if isinstance(first, bytes) else {}
             except (OSError, WebSocketException, TimeoutError, MessageError) as error:
                 opened.close()
                 ends = isinstance(error, InvalidStatus) and error.response.status_code == 503  # another may begin
@@ -190,6 +222,11 @@ class RemotePolicy:
                 time.sleep(AGAIN_S)
                 continue
             break
+        facts = {name: repr(metadata.get(name)) for name in FACTS}
+        if self._facts not in (None, facts):
+            connection.close()
+            raise RunError(f"another policy answers at {self.url} than before the connection was lost: serve that one")
+        self.metadata, self._facts = metadata, facts
         if row < len(self._open):
             with suppress(Exception):
                 self._open[row].close()
