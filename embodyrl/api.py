@@ -17,6 +17,7 @@ import yaml
 
 from embodyrl.config import ConfigError, ConfigUse, LoadedConfig, list_options, to_plain
 from embodyrl.config.files import list_experiments
+from embodyrl.config.infos import simulator_info
 from embodyrl.config.issues import KeyPath, Location
 from embodyrl.config.load import load_config as load_file
 from embodyrl.config.plugins import TRAINING_FILE
@@ -369,12 +370,12 @@ def evaluate(
     loaded, weights, place = _saved(path, _wanted(overrides, episodes, sample), config, trust=trust, progress=progress)
 
     from embodyrl.envs.perturb.kinds import perturbed
-    from embodyrl.evaluation.study import Part, acting, play_in
+    from embodyrl.evaluation.study import Part, acting, late, play_in
     from embodyrl.runner.evaluation import VideoRecorder, held_out_episodes
 
     settings = loaded.config
     asked = counted(settings.eval.episodes, "episode")
-    how = perturbed(settings.eval.perturb)
+    how = perturbed(settings.eval.perturb) + late(settings.delay)
     _say(progress, f"evaluating {place}: {asked} of {', '.join(settings.env.tasks)}{how}")
     with showing() if progress else nullcontext(), acting(Part(loaded=loaded, weights=weights)) as (manager, engine):
         chosen = held_out_episodes(settings)
@@ -574,6 +575,34 @@ def _robustness(
         write_report(folder.parent)
         _say(progress, f"report: {report}")
     return found
+
+
+@for_users
+def steps_of_delay(
+    path: str | Path,
+    milliseconds: float,
+    overrides: Sequence[str] = (),
+    *,
+    config: ConfigSource | None = None,
+    trust: bool = False,
+) -> int:
+    """Return the control steps that the simulator of a policy makes in some time, rounded up, for `eval.delay`.
+
+    Args:
+        path, overrides, config, trust: see `evaluate`.
+        milliseconds: from an observation to the first action of the chunk [ms].
+
+    Raises:
+        UserError: the simulator does not say how many steps it makes in a second before it runs.
+    """
+    env = _saved(path, _checked(overrides), config, trust=trust, progress=False)[0].config.env
+    frequency = simulator_info(env.name).control_frequency(env)
+    if frequency is None:
+        raise UserError(
+            f"simulator {env.name!r} does not say how many control steps it makes in a second before it runs: give "
+            "the delay in control steps, eval.delay=N"
+        )
+    return math.ceil(milliseconds / 1000.0 * frequency - 1e-9)
 
 
 def _wanted(overrides: object, episodes: int | None, sample: bool) -> list[str]:

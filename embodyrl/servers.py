@@ -8,6 +8,9 @@ from embodyrl.errors import MissingPackageError
 
 PROMPT, STATE = "prompt", "state"
 """Names of the task description and of the state, beside those of cameras, where keys of messages are named."""
+EPISODE, EXECUTED, DELAY = "episode", "executed", "delay"
+"""Keys of whole numbers that a message may have beside an observation: that of the episode, the control steps since the
+observation before, and those until the chunk will be there."""
 TOKEN = "EMBODYRL_TOKEN"
 """Environment variable with the token of a server."""
 SCHEMES = ("ws://", "wss://")

@@ -227,6 +227,16 @@ def evaluate(
     sample: Annotated[
         bool, typer.Option("--sample", help="Sample the policy's actions instead of taking the most likely ones.")
     ] = False,
+    delay_ms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            min=0.0,
+            max=60_000.0,
+            help="Let chunks of actions be so late, as inference makes them on a robot, in control steps of the "
+            "simulator; sets eval.delay.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write results.json with every episode there.")
     ] = None,
@@ -236,6 +246,8 @@ def evaluate(
     another one, or with perturbations."""
     from embodyrl.cli import train
 
+    if delay_ms is not None:
+        overrides = [*(overrides or []), train.delay(checkpoint, delay_ms, overrides or [], config, trust=trust)]
     if robustness:
         given = {"--protocol": protocol, "--compare": compare, "--video": video}
         if other := [name for name, value in given.items() if value]:

@@ -20,7 +20,7 @@ from embodyrl.runner.checkpoint import find_and_tell, to_act
 from embodyrl.runner.rundir import read_saved
 from embodyrl.runner.session import go_on, start
 from embodyrl.runner.start_rules import start_rules
-from embodyrl.screen import say
+from embodyrl.screen import counted, say
 from embodyrl.sweeps.axes import split_words
 from embodyrl.sweeps.folder import is_sweep
 from embodyrl.sweeps.session import SweepOptions
@@ -148,6 +148,13 @@ def evaluate(
         trust=trust,
     )
     return 0
+
+
+def delay(path: str, milliseconds: float, overrides: Sequence[str], config: str | None, *, trust: bool) -> str:
+    """Return the override that lets chunks be so late, and say how many control steps that is."""
+    steps = api.steps_of_delay(path, milliseconds, overrides, config=config, trust=trust)
+    say(f"{milliseconds:g} ms are {counted(steps, 'control step')}: eval.delay={steps}")
+    return f"eval.delay={steps}"
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,10 @@ class ModelInfo(Info):
         not say."""
         return {}
 
+    def check_learning(self, config: Config) -> Iterator[ConfigIssue]:
+        """Yield issues of options with which it can act, but not learn by reinforcement."""
+        yield from ()
+
     def untrainable(self) -> tuple[str, str] | None:
         """Return why no run can train it, and what to do with it instead; None: it has weights that can be trained."""
         return None

@@ -765,11 +765,14 @@ def simulator_runs_here(config: Config) -> Iterator[ConfigIssue]:
 
 @rule
 def model_can_be_trained(config: Config) -> Iterator[ConfigIssue]:
-    """Check that the policy has weights that a run can train."""
-    refusal = model_info(config.model.name, installed=True).untrainable()
+    """Check that the policy has weights that a run can train, and options with which it can."""
+    info = model_info(config.model.name, installed=True)
+    refusal = info.untrainable()
     if refusal is not None:
         why, remedy = refusal
         yield ConfigIssue("model.name", f"model {config.model.name!r} cannot be trained: {why}", remedy)
+    if not is_supervised(config):
+        yield from info.check_learning(config)
 
 
 @rule

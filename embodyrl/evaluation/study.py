@@ -283,8 +283,14 @@ def announcement(plan: Plan) -> str:
     what = counted(len(tasks), "task") if len(tasks) > 1 else tasks[0]
     for perturb in dict.fromkeys(str(part.config.eval.perturb or "") for part in plan.parts):
         lines += [f"  perturbed: {perturb}"] if perturb else []
-    lines.append(f"  {counted(plan.episodes, 'episode')} of {what}, {counted(plan.most_steps, 'control step')} at most")
+    steps, how = counted(plan.most_steps, "control step"), late(plan.parts[0].config.delay)
+    lines.append(f"  {counted(plan.episodes, 'episode')} of {what}, {steps} at most{how}")
     return "\n".join(lines)
+
+
+def late(delay: int) -> str:
+    """Return what follows the description of episodes on the screen where chunks are late; empty where they are not."""
+    return f", chunks {counted(delay, 'step')} late" if delay else ""
 
 
 def _origin(protocol: Protocol) -> str:

@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from embodyrl.messages import pack, unpack
+from embodyrl.servers import DELAY, EPISODE, EXECUTED
 from embodyrl.serving.observing import RequestError
 from embodyrl.serving.session import Session
 
-EPISODE, EXECUTED, DELAY = "episode", "executed", "delay"
-"""Keys of whole numbers that a message may have beside an observation: that of the episode, the control steps since the
-observation before, and those until the chunk will be there."""
 LARGEST = 2**31
 
 

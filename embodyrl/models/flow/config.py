@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embodyrl.config.infos import ModelInfo, model_info
-from embodyrl.config.issues import ConfigIssue
+from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.needs import Learns
 from embodyrl.config.rules import needs_of_all
 from embodyrl.config.schema import WIDEST_LAYER, Config, ModelConfig, setting
@@ -142,6 +142,17 @@ class FlowInfo(ModelInfo):
             PolicyError: these are missing or damaged.
         """
         raise NotImplementedError
+
+    def check_learning(self, config: Config) -> Iterator[ConfigIssue]:
+        """Yield an issue if evaluations would guide what rollouts do not."""
+        if config.model.rtc is not None:
+            yield ConfigIssue(
+                "model.rtc",
+                f"model.rtc = {config.model.rtc}: rollouts are not guided, because the probability of guided actions is "
+                "not known",
+                f"set it to null, and evaluate the run afterwards with embodyrl eval RUN model.rtc={config.model.rtc}",
+                fix={"model.rtc": LEAVE_OUT},
+            )
 
     def check(self, config: Config) -> Iterator[ConfigIssue]:
         """Yield issues that concern every flow-matching policy."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from embodyrl.envs import Observation
 from embodyrl.errors import RunError, UserError, listed
 from embodyrl.messages import MessageError, pack, unpack
-from embodyrl.servers import PROMPT, STATE, check_packages, why_no_url
+from embodyrl.servers import DELAY, EPISODE, EXECUTED, PROMPT, STATE, check_packages, why_no_url
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -99,13 +99,30 @@ class RemotePolicy:
                 f"{self.url} does not say under which key it looks for {listed(missing)}: name them in `keys`"
             )
 
-    def act(self, observation: Observation) -> NDArray[np.float32]:
-        """Return the chunks `[B, C, D]` of an observation with `B` rows.
+    def act(
+        self,
+        observation: Observation,
+        *,
+        executed: int | None = None,
+        delay: int | None = None,
+        episode: int | None = None,
+    ) -> NDArray[np.float32]:
+        """Return the chunks `[B, C, D]` of an observation with `B` rows. What else is given is said to the server,
+        which need not listen; `embodyrl serve` does.
+
+        Args:
+            observation: images uint8 `[B, V, H, W, 3]` or None, proprio float32 `[B, S]` or None, task descriptions.
+            executed: control steps since the observation before; the chunk then goes on from the last one, if the
+                server's policy does (`model.rtc`).
+            delay: control steps until the chunk will be executed.
+            episode: number of the episode; another one than before begins a new one.
 
         Raises:
             RunError: the server refuses, is gone, or takes too long.
         """
-        messages = [self._message(observation, row) for row in range(len(observation.task_descriptions))]
+        beside = {EXECUTED: executed, DELAY: delay, EPISODE: episode}
+        told = {name: value for name, value in beside.items() if value is not None}
+        messages = [self._message(observation, row, told) for row in range(len(observation.task_descriptions))]
         rounds = [messages[begin : begin + MOST_CONNECTIONS] for begin in range(0, len(messages), MOST_CONNECTIONS)]
         try:
             chunks = [chunk for each in rounds for chunk in self._asked(each)]
@@ -139,8 +156,8 @@ class RemotePolicy:
 
     # ---- messages
 
-    def _message(self, observation: Observation, row: int) -> bytes:
-        message: dict[str, Any] = {self._keys[PROMPT]: observation.task_descriptions[row]}
+    def _message(self, observation: Observation, row: int, told: Mapping[str, int]) -> bytes:
+        message: dict[str, Any] = {**told, self._keys[PROMPT]: observation.task_descriptions[row]}
         if observation.images is not None:
             views = observation.images[row]
             if len(views) != len(self._cameras):
