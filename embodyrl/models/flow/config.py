@@ -145,12 +145,14 @@ class FlowInfo(ModelInfo):
 
     def check_learning(self, config: Config) -> Iterator[ConfigIssue]:
         """Yield an issue if evaluations would guide what rollouts do not."""
-        if config.model.rtc is not None:
+        model = config.model
+        assert isinstance(model, FlowConfig)
+        if model.rtc is not None:
             yield ConfigIssue(
                 "model.rtc",
-                f"model.rtc = {config.model.rtc}: rollouts are not guided, because the probability of guided actions is "
-                "not known",
-                f"set it to null, and evaluate the run afterwards with embodyrl eval RUN model.rtc={config.model.rtc}",
+                f"model.rtc = {model.rtc:g}: rollouts are not guided, because nothing knows the probability of guided "
+                "actions",
+                f"set it to null, and evaluate the run afterwards with embodyrl eval RUN model.rtc={model.rtc:g}",
                 fix={"model.rtc": LEAVE_OUT},
             )
 
