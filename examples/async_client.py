@@ -38,7 +38,7 @@ with (
     answer: Future[np.ndarray] | None = None
     asked, solved, waited, next_step = 0, False, 0, time.monotonic()
     for step in range(steps):
-        if answer is None and step - asked >= EVERY:
+        if answer is None and step - asked >= min(EVERY, len(chunk)):
             told = {"executed": step - asked, "delay": max(late)}
             answer, asked = pool.submit(policy.act, observation, **told), step
         # Nothing is left to be done without the answer: now even this robot has to wait.

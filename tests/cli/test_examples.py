@@ -31,7 +31,7 @@ from embodyrl.registry import SupportedModel, all_registries
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES, DOCS = REPOSITORY / "examples", REPOSITORY / "docs"
-SCRIPTS = {"from_python", "sb3_envs"}
+SCRIPTS = {"async_client", "from_python", "sb3_envs"}
 """Those that are run by Python itself; all others have a config."""
 NAMES = sorted({path.stem for path in EXAMPLES.iterdir() if path.is_file()} - SCRIPTS)
 

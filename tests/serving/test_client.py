@@ -6,9 +6,11 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import programs
 import pytest
 
 pytest.importorskip("websockets", reason="needs websockets: pip install 'embodyrl[serve]'")
@@ -134,3 +136,12 @@ def test_an_answer_that_is_late_is_not_taken_for_the_next_one() -> None:
             remote.act(seen(1))
         two = seen(2)
         assert np.array_equal(remote.act(two)[:, 0], two.proprio)
+
+
+def test_the_robot_of_the_example_does_not_wait(server: Start) -> None:
+    example = Path(__file__).parents[2] / "examples" / "async_client.py"
+    done = programs.run([example, server().url, "gym/pendulum", "20"])
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r"20 control steps, .*\nanswers took [0-9.]+ control steps, \d+ at most; the robot waited", done.stdout
+    )

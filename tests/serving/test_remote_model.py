@@ -71,16 +71,16 @@ def test_an_evaluation_goes_on_after_its_server_was_gone(
     """Three evaluations of a few decisions, 4 s."""
     monkeypatch.setenv(TOKEN, "swordfish")
     monkeypatch.setattr(serving, "FINISH_S", 0.0)  # it goes in the middle of a request
-    whole, asked = policy.act, [0]
+    whole, asked = policy.decide, [0]
 
-    def act(observation: embodyrl.Observation) -> np.ndarray:
+    def decide(observation: embodyrl.Observation, **options: Any) -> Any:
         asked[0] += 1
         if asked[0] == 25:  # in the second pair of episodes
             threading.Thread(target=first.close).start()
             time.sleep(0.3)
-        return whole(observation)
+        return whole(observation, **options)
 
-    monkeypatch.setattr(policy, "act", act)
+    monkeypatch.setattr(policy, "decide", decide)
     first = server(token="swordfish", max_batch=1)
     out = tmp_path / "out"
     settings = [CHUNK, "model.deadline_s=1.5", *SHORT]
