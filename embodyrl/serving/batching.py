@@ -6,15 +6,19 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Thread
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs import Observation
+from embodyrl.errors import RunError
 
 Chunks = NDArray[np.float32]
+Request = tuple[Observation, asyncio.Future[Chunks]]
 REMEMBERED = 2000
 """Newest requests that latencies are shown of."""
 
@@ -41,8 +45,7 @@ class Batcher:
 
     def __init__(self, act: Callable[[Observation], Chunks], *, most: int, wait_s: float) -> None:
         self._act, self._most, self._wait_s = act, most, wait_s
-        self._waiting: asyncio.Queue[tuple[Observation, asyncio.Future[Chunks]]] = asyncio.Queue()
-        self._thread = ThreadPoolExecutor(1, "policy")
+        self._waiting: asyncio.Queue[Request] = asyncio.Queue()
         self.figures = Figures()
         self.clients = 0
         """Clients there are; a batch waits for no more."""
@@ -58,28 +61,49 @@ class Batcher:
         return chunk
 
     async def run(self) -> None:
-        """Answer batch after batch, until it is cancelled."""
-        loop = asyncio.get_running_loop()
+        """Answer batch after batch, until it is cancelled; whoever still waits then gets an error."""
+        loop, batch = asyncio.get_running_loop(), list[Request]()
+        work: SimpleQueue[Request | None] = SimpleQueue()
+        # A policy that never returns does not keep the process from ending.
+        Thread(target=self._compute, args=(work, loop), name="policy", daemon=True).start()
         try:
             while True:
-                batch = await self._gather()
-                observation = Observation.concat([each for each, _ in batch])
+                await self._gather(batch)
+                computed: asyncio.Future[Chunks] = loop.create_future()
+                work.put((Observation.concat([each for each, _ in batch]), computed))
                 try:
-                    chunks = await loop.run_in_executor(self._thread, self._act, observation)
+                    chunks = await computed
                 except Exception as error:
                     for _, answer in batch:
                         if not answer.done():
                             answer.set_exception(error)
-                    continue
-                self.figures.batches += 1
-                for (_, answer), chunk in zip(batch, chunks, strict=True):
-                    if not answer.done():  # a client that is gone waits for nothing
-                        answer.set_result(chunk)
+                else:
+                    self.figures.batches += 1
+                    for (_, answer), chunk in zip(batch, chunks, strict=True):
+                        if not answer.done():  # a client that is gone waits for nothing
+                            answer.set_result(chunk)
+                batch.clear()
         finally:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            work.put(None)
+            while not self._waiting.empty():
+                batch.append(self._waiting.get_nowait())
+            for _, answer in batch:
+                if not answer.done():
+                    answer.set_exception(RunError("the server ended before this was answered"))
 
-    async def _gather(self) -> list[tuple[Observation, asyncio.Future[Chunks]]]:
-        batch = [await self._waiting.get()]
+    def _compute(self, work: SimpleQueue[Request | None], loop: asyncio.AbstractEventLoop) -> None:
+        for observation, computed in iter(work.get, None):
+            chunks, error = None, None
+            try:
+                chunks = self._act(observation)
+            except BaseException as raised:  # it is the server's thread that hears of it
+                error = raised
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_settle, computed, chunks, error)
+
+    async def _gather(self, batch: list[Request]) -> None:
+        """Add the requests that are answered next."""
+        batch.append(await self._waiting.get())
         until = time.monotonic() + self._wait_s
         while len(batch) < min(self._most, self.clients):
             try:
@@ -87,4 +111,13 @@ class Batcher:
                     batch.append(await self._waiting.get())
             except TimeoutError:
                 break
-        return batch
+
+
+def _settle(answer: asyncio.Future[Chunks], chunks: Chunks | None, error: BaseException | None) -> None:
+    """Give chunks, or an error, to whoever waits."""
+    if answer.done():
+        return
+    if chunks is None:
+        answer.set_exception(error or RunError("the policy gave no actions"))
+    else:
+        answer.set_result(chunks)

@@ -96,12 +96,17 @@ class Observer:
     def _image(self, message: Mapping[str, Any], number: int) -> NDArray[np.uint8]:
         camera = self.simulator.cameras[number]
         key, image = _first(message, self._camera_keys(camera, number), f"the image of camera {camera!r}")
-        if not isinstance(image, np.ndarray) or image.ndim != 3 or 3 not in (image.shape[0], image.shape[-1]):
+        if (
+            not isinstance(image, np.ndarray)
+            or image.ndim != 3
+            or not image.size
+            or 3 not in (image.shape[0], image.shape[-1])
+        ):
             raise RequestError(f"{key} is {_shape(image)}: want an image, uint8 [height, width, 3]")
         if image.shape[-1] != 3:  # channels first, as ALOHA's clients send it
             image = image.transpose(1, 2, 0)
         if image.dtype.kind == "f":
-            low, high_end = (image.min(), image.max()) if image.size else (0.0, 0.0)
+            low, high_end = image.min(), image.max()
             if not (low >= 0.0 and high_end <= 1.0):  # also NaN
                 raise RequestError(f"{key} has floats from {low:g} to {high_end:g}: want 0 to 1, or uint8")
             image = (image * 255.0).astype(np.uint8)
