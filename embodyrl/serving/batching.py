@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 
 import numpy as np
@@ -19,6 +19,7 @@ from embodyrl.errors import RunError
 
 Chunks = NDArray[np.float32]
 Request = tuple[Observation, asyncio.Future[Chunks]]
+ENDED = "the server ended before this was answered"
 REMEMBERED = 2000
 """Newest requests that latencies are shown of."""
 
@@ -45,79 +46,84 @@ class Batcher:
 
     def __init__(self, act: Callable[[Observation], Chunks], *, most: int, wait_s: float) -> None:
         self._act, self._most, self._wait_s = act, most, wait_s
-        self._waiting: asyncio.Queue[Request] = asyncio.Queue()
+        self._waiting: SimpleQueue[Request | None] = SimpleQueue()
+        self._open: set[asyncio.Future[Chunks]] = set()
+        self._ended = False
         self.figures = Figures()
         self.clients = 0
         """Clients there are; a batch waits for no more."""
 
     async def act(self, observation: Observation) -> Chunks:
-        """Return the chunk `[C, D]` of an observation of one row."""
+        """Return the chunk `[C, D]` of an observation of one row.
+
+        Raises:
+            RunError: the server ends.
+        """
+        if self._ended:
+            raise RunError(ENDED)
         begun = time.monotonic()
         answer: asyncio.Future[Chunks] = asyncio.get_running_loop().create_future()
-        await self._waiting.put((observation, answer))
-        chunk = await answer
+        self._open.add(answer)
+        try:
+            self._waiting.put((observation, answer))
+            chunk = await answer
+        finally:
+            self._open.discard(answer)
         self.figures.requests += 1
         self.figures.latencies.append(time.monotonic() - begun)
         return chunk
 
     async def run(self) -> None:
         """Answer batch after batch, until it is cancelled; whoever still waits then gets an error."""
-        loop, batch = asyncio.get_running_loop(), list[Request]()
-        work: SimpleQueue[Request | None] = SimpleQueue()
+        loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()
         # A policy that never returns does not keep the process from ending.
-        Thread(target=self._compute, args=(work, loop), name="policy", daemon=True).start()
+        Thread(target=self._work, args=(loop, failed), name="policy", daemon=True).start()
         try:
-            while True:
-                await self._gather(batch)
-                computed: asyncio.Future[Chunks] = loop.create_future()
-                work.put((Observation.concat([each for each, _ in batch]), computed))
-                try:
-                    chunks = await computed
-                except Exception as error:
-                    for _, answer in batch:
-                        if not answer.done():
-                            answer.set_exception(error)
-                else:
-                    self.figures.batches += 1
-                    for (_, answer), chunk in zip(batch, chunks, strict=True):
-                        if not answer.done():  # a client that is gone waits for nothing
-                            answer.set_result(chunk)
-                batch.clear()
+            await failed
         finally:
-            work.put(None)
-            while not self._waiting.empty():
-                batch.append(self._waiting.get_nowait())
-            for _, answer in batch:
-                if not answer.done():
-                    answer.set_exception(RunError("the server ended before this was answered"))
+            self._ended = True
+            self._waiting.put(None)
+            self._settle(list(self._open), RunError(ENDED))
 
-    def _compute(self, work: SimpleQueue[Request | None], loop: asyncio.AbstractEventLoop) -> None:
-        for observation, computed in iter(work.get, None):
-            chunks, error = None, None
-            try:
-                chunks = self._act(observation)
-            except BaseException as raised:  # it is the server's thread that hears of it
-                error = raised
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, computed, chunks, error)
+    def _work(self, loop: asyncio.AbstractEventLoop, failed: asyncio.Future[None]) -> None:
+        """Compute, in a thread."""
+        with suppress(RuntimeError):  # of a loop that is closed: nobody waits any more
+            while batch := self._gather():
+                seen = batch[0][0] if len(batch) == 1 else Observation.concat([each for each, _ in batch])
+                answers = [answer for _, answer in batch]
+                result: Chunks | Exception
+                try:
+                    result = self._act(seen)
+                except Exception as error:
+                    result = error
+                except BaseException as error:
+                    loop.call_soon_threadsafe(failed.set_exception, error)
+                    return
+                loop.call_soon_threadsafe(self._settle, answers, result)
 
-    async def _gather(self, batch: list[Request]) -> None:
-        """Add the requests that are answered next."""
-        batch.append(await self._waiting.get())
-        until = time.monotonic() + self._wait_s
-        while len(batch) < min(self._most, self.clients):
+    def _gather(self) -> list[Request]:
+        """Return the requests that are answered next; none: it is over."""
+        batch, until = list[Request](), 0.0
+        while not batch or len(batch) < min(self._most, self.clients):
             try:
-                async with asyncio.timeout(until - time.monotonic()):
-                    batch.append(await self._waiting.get())
-            except TimeoutError:
+                request = self._waiting.get(timeout=max(until - time.monotonic(), 0.0) if batch else None)
+            except Empty:
                 break
+            if request is None:
+                return []
+            if not batch:
+                until = time.monotonic() + self._wait_s
+            batch.append(request)
+        return batch
 
-
-def _settle(answer: asyncio.Future[Chunks], chunks: Chunks | None, error: BaseException | None) -> None:
-    """Give chunks, or an error, to whoever waits."""
-    if answer.done():
-        return
-    if chunks is None:
-        answer.set_exception(error or RunError("the policy gave no actions"))
-    else:
-        answer.set_result(chunks)
+    def _settle(self, answers: list[asyncio.Future[Chunks]], result: Chunks | Exception) -> None:
+        """Give each its chunk, or all an error."""
+        self.figures.batches += not isinstance(result, Exception)
+        for number, answer in enumerate(answers):
+            if answer.done():  # a client that is gone waits for nothing
+                continue
+            if isinstance(result, Exception):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result[number])

@@ -14,7 +14,7 @@ from websockets.asyncio.server import Server, ServerConnection
 from websockets.exceptions import ProtocolError
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
-from websockets.protocol import State
+from websockets.protocol import SEND_EOF, State
 from websockets.server import ServerProtocol
 
 MOST_SILENT = 64
@@ -156,6 +156,11 @@ class Connection(ServerConnection):
         clocks = ((self._begun, MESSAGE_S), (self._stuck, UNREAD_S), (self._closing, CLOSE_S))
         return any(since is not None and now - since > most for since, most in clocks)
 
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        """Say farewell, and read on although messages wait: the client's farewell comes after them."""
+        self.transport.resume_reading()
+        await super().close(code, reason)
+
     # ---- what asyncio and websockets call
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -184,6 +189,14 @@ class Connection(ServerConnection):
             self._fragments = not event.fin
             if event.fin:
                 self._begun = None
+
+    def send_data(self) -> None:
+        """Write thousands of pongs as one piece."""
+        pieces = self.protocol.data_to_send()
+        if len(pieces) > 1:
+            pieces = [b"".join(pieces), *([SEND_EOF] if SEND_EOF in pieces else [])]
+        self.protocol.writes = pieces
+        super().send_data()
 
     def pause_writing(self) -> None:
         """Note that the client does not read."""

@@ -65,6 +65,7 @@ class Observer:
                 f"the policy sees {simulator.frames} frames of each camera (env.frames), and clients send one: serve a "
                 "policy of a single frame"
             )
+        self._ways = self.keys()
 
     def keys(self) -> dict[str, tuple[str, ...]]:
         """Return the keys under which each part of an observation is looked for, the first that is there counts."""
@@ -95,7 +96,7 @@ class Observer:
 
     def _image(self, message: Mapping[str, Any], number: int) -> NDArray[np.uint8]:
         camera = self.simulator.cameras[number]
-        key, image = _first(message, self._camera_keys(camera, number), f"the image of camera {camera!r}")
+        key, image = _first(message, self._ways[camera], f"the image of camera {camera!r}")
         if (
             not isinstance(image, np.ndarray)
             or image.ndim != 3
@@ -124,7 +125,7 @@ class Observer:
         return seen
 
     def _state(self, message: Mapping[str, Any]) -> NDArray[np.float32]:
-        ways = self.keys()[STATE]
+        ways = self._ways[STATE]
         way = next((each for each in ways if all(key in message for key in each.split("+"))), None)
         if way is None:
             raise _missing("the state", [key for each in ways for key in each.split("+")], message)
@@ -135,7 +136,7 @@ class Observer:
         return state
 
     def _prompt(self, message: Mapping[str, Any]) -> str:
-        keys, only = self.keys()[PROMPT], set(self.simulator.tasks.values())
+        keys, only = self._ways[PROMPT], set(self.simulator.tasks.values())
         if len(only) == 1 and not any(key in message for key in keys):
             return only.pop()
         _, prompt = _first(message, keys, "the task description")
