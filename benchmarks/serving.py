@@ -96,14 +96,13 @@ def policy_of(name: str) -> Any:
         )
     import torch
 
-    from embodyrl.config import load_config
+    from embodyrl.config import ConfigUse, load_config
     from embodyrl.runner.build import SpecOnly, build_acting
     from embodyrl.runner.playing import LoadedPolicy
 
     torch.set_num_threads(1)
-    words = ["data.path=none", "model.statistics=none", "model.denoising_steps=4", "rollout.chunk_size=4"]
-    config = load_config("tiny_pi0_sft", words).config
-    hand = ActionField(name="hand", meaning="ee_delta_position", unit="m", low=(-1.0,) * 4, high=(1.0,) * 4)
+    config = load_config("tiny_pi0_sft", ["model.statistics=null"], use=ConfigUse.show).config
+    hand = ActionField(name="hand", meaning="normalized", unit="1", low=(-1.0,) * 4, high=(1.0,) * 4)
     seen = SimulatorSpec(
         tasks={"faucet-open-v3": "open the faucet", "faucet-close-v3": "close the faucet"},
         actions=(hand,),
