@@ -43,13 +43,13 @@ MOST_BYTES = 2**24
 # With pi0 both sides' servers hold the same torch module, in their own process.
 THEIR_SERVER = """
 import sys
+policy, port, batching = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
+sys.path += sys.argv[4:]
 import numpy as np
 from vla_eval.model_servers.predict import PredictModelServer
 from vla_eval.model_servers.serve import serve
 
-policy, port, batching = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
 if policy == "pi0":
-    sys.path[:0] = sys.argv[4:]
     from serving import observation_of, policy_of
     acting = policy_of("pi0")
 
@@ -199,10 +199,11 @@ def command_of(contender: str, policy: str, port: int, theirs: Path) -> list[str
     """The command line of a server."""
     if contender in (THEIRS, BATCHING):
         here = Path(__file__).resolve()
-        added = [str(here.parent), str(here.parents[1]), *(each for each in sys.path if each.endswith("site-packages"))]
-        python = theirs if policy == "stub" else sys.executable
-        added += [str(each) for each in (theirs.parents[1] / "lib").glob("python*/site-packages")]
-        return [str(python), "-c", THEIR_SERVER, policy, str(port), str(contender == BATCHING), *added]
+        if policy == "stub":
+            return [str(theirs), "-c", THEIR_SERVER, policy, str(port), str(contender == BATCHING)]
+        packages = (theirs.parents[1] / "lib").glob("python*/site-packages")  # behind those that are here
+        added = [str(here.parent), str(here.parents[1]), *map(str, packages)]
+        return [sys.executable, "-c", THEIR_SERVER, policy, str(port), str(contender == BATCHING), *added]
     return [sys.executable, __file__, "--be", contender, policy, str(port)]
 
 

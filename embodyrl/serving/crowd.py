@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from contextlib import suppress
 from typing import Any, cast
 
 from websockets.asyncio.server import Server, ServerConnection
@@ -60,12 +61,11 @@ class Crowd:
     def admit(self, connection: Connection) -> bool:
         """Give a connection a place; False: there is none, and every client has asked for something lately."""
         if len(self._talking) >= self._most_clients:
-            idle = min(self._talking, key=lambda each: each.last)
-            if idle.busy or idle.last > connection.loop.time() - IDLE_S:
+            idle = min((each for each in self._talking if not each.held), key=lambda each: each.last, default=None)
+            if idle is None or idle.last > connection.loop.time() - IDLE_S:
                 return False
             self._forget(idle)
-            reason = f"nothing came for {IDLE_S:g} s, and another client waits for the place"
-            farewell = asyncio.create_task(idle.close(1013, reason))
+            farewell = asyncio.create_task(_part(idle))
             self._farewells.add(farewell)
             farewell.add_done_callback(self._farewells.discard)
         self._silent.pop(connection, None)
@@ -78,7 +78,7 @@ class Crowd:
         self._held += held - connection.held
         connection.held = held
         if self._held > self._most_held:
-            self.end(max(self._talking, key=lambda each: each.held, default=connection))
+            self.end(max([connection, *self._talking], key=lambda each: each.held))
 
     def end(self, connection: Connection) -> None:
         """Drop a connection at once."""
@@ -105,6 +105,14 @@ class Crowd:
         connection.held, connection.gone = 0, True
 
     lost = _forget
+
+
+async def _part(idle: Connection) -> None:
+    """Tell a client why it loses its place; one that does not want to hear it is dropped."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_S):
+            await idle.close(1013, f"nothing came for {IDLE_S:g} s, and another client waits for the place")
+    idle.transport.abort()
 
 
 class Connection(ServerConnection):
@@ -134,11 +142,6 @@ class Connection(ServerConnection):
         self._second, self._frames = 0.0, 0
         self._receive = protocol.recv_frame
         protocol.recv_frame = self._counted  # type: ignore[method-assign]  # before the next one is read
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is a message that has not been answered."""
-        return self.held > 0
 
     def answered(self, message: str | bytes) -> None:
         """Give up what a message held."""

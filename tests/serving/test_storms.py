@@ -203,7 +203,7 @@ def test_sixteen_clients_get_what_each_gets_alone_and_the_server_does_not_grow(s
                 each.join(seconds + 60)
         assert not wrong and min(answered) > 3
         fifths = [max(part) for part in np.array_split(memory.mib, 5)]
-        print(f"{sum(answered)} answers; MiB: {memory.mib[0]:.1f}, then {[round(each, 1) for each in fifths]}")
+        print(f"{sum(answered)} answers; MiB: {memory.mib[0]:.1f}, then {[float(round(each, 1)) for each in fifths]}")
         assert fifths[-1] < fifths[1] + 4.0 and fifths[-1] < memory.mib[0] + 64.0
 
 
