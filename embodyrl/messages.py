@@ -25,8 +25,9 @@ KINDS = "biuf"
 """Kinds of numbers that an array may hold: bool, int, unsigned, float."""
 ARRAY, DATA, DTYPE, SHAPE, SCALAR = "__ndarray__", "data", "dtype", "shape", "__npgeneric__"
 IMAGE, FORMAT = "__image__", "format"
-MOST_PIXELS = 4096 * 4096
-"""Pixels of a compressed image: what it says of its size is looked at before it is decoded."""
+MOST_PIXELS = 2**22
+"""Pixels of the compressed images of a message together: what they say of their sizes is looked at before they are
+decoded."""
 
 
 class MessageError(UserError):
@@ -88,7 +89,7 @@ class _Count:
     """Counts what a message holds while it is read, so that it takes no more memory than it may."""
 
     def __init__(self) -> None:
-        self._values = self._maps = 0
+        self._values = self._maps = self._pixels = 0
 
     def of_list(self, values: list[Any]) -> list[Any]:
         self._values += len(values)
@@ -108,8 +109,27 @@ class _Count:
         if SCALAR in entries:
             return _scalar_of(entries)
         if IMAGE in entries:
-            return _image_of(entries)
+            return self._image_of(entries)
         return entries
+
+    def _image_of(self, entries: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+        """Return the image uint8 `[height, width, 3]` of a PNG, a JPEG or an array, as vla-eval sends them."""
+        if entries.get(FORMAT) == "raw":
+            return array_of(entries)
+        from PIL import Image
+
+        try:
+            with Image.open(io.BytesIO(entries.get(DATA, b"")), formats=("PNG", "JPEG")) as image:
+                self._pixels += image.width * image.height
+                if self._pixels > MOST_PIXELS:
+                    size = f"{image.width} x {image.height} pixels"
+                    raise MessageError(f"an image has {size}; those of a message may have {MOST_PIXELS:,} together")
+                return np.asarray(image.convert("RGB"))
+        except MessageError:
+            raise
+        # A file that is cut off or wrong is one of many errors of Pillow.
+        except (OSError, ValueError, TypeError, SyntaxError, Image.DecompressionBombError) as error:
+            raise MessageError(f"an image cannot be decoded: {error}") from error
 
 
 def array_of(entries: Mapping[str, Any]) -> np.ndarray[Any, Any]:
@@ -126,24 +146,6 @@ def array_of(entries: Mapping[str, Any]) -> np.ndarray[Any, Any]:
         there = f"{len(data):,} bytes" if isinstance(data, bytes) else type(data).__name__
         raise MessageError(f"an array of shape {tuple(lengths)} and type {dtype} holds {there}")
     return np.frombuffer(data, dtype).reshape(lengths)
-
-
-def _image_of(entries: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    """Return the image uint8 `[height, width, 3]` of a PNG, a JPEG or an array, as vla-eval sends them."""
-    if entries.get(FORMAT) == "raw":
-        return array_of(entries)
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(entries.get(DATA, b"")), formats=("PNG", "JPEG")) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise MessageError(f"an image has {image.width} x {image.height} pixels, more than {MOST_PIXELS:,}")
-            return np.asarray(image.convert("RGB"))
-    except MessageError:
-        raise
-    # A file that is cut off or wrong is one of many errors of Pillow.
-    except (OSError, ValueError, TypeError, SyntaxError, Image.DecompressionBombError) as error:
-        raise MessageError(f"an image cannot be decoded: {error}") from error
 
 
 def _scalar_of(entries: Mapping[str, Any]) -> np.generic:

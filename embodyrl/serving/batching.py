@@ -6,11 +6,16 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Thread
 
+from embodyrl.errors import RunError
 from embodyrl.serving.deciding import Chunks, Question
 
+Request = tuple[Question, asyncio.Future[Chunks]]
+ENDED = "the server ended before this was answered"
 REMEMBERED = 2000
 """Newest requests that latencies are shown of."""
 
@@ -37,49 +42,83 @@ class Batcher:
 
     def __init__(self, act: Callable[[Sequence[Question]], Chunks], *, most: int, wait_s: float) -> None:
         self._act, self._most, self._wait_s = act, most, wait_s
-        self._waiting: asyncio.Queue[tuple[Question, asyncio.Future[Chunks]]] = asyncio.Queue()
-        self._thread = ThreadPoolExecutor(1, "policy")
+        self._waiting: SimpleQueue[Request | None] = SimpleQueue()
+        self._open: set[asyncio.Future[Chunks]] = set()
+        self._ended = False
         self.figures = Figures()
         self.clients = 0
         """Clients there are; a batch waits for no more."""
 
     async def act(self, question: Question) -> Chunks:
-        """Return the chunk `[C, D]` of a question."""
+        """Return the chunk `[C, D]` of a question.
+
+        Raises:
+            RunError: the server ends.
+        """
+        if self._ended:
+            raise RunError(ENDED)
         begun = time.monotonic()
         answer: asyncio.Future[Chunks] = asyncio.get_running_loop().create_future()
-        await self._waiting.put((question, answer))
-        chunk = await answer
+        self._open.add(answer)
+        try:
+            self._waiting.put((question, answer))
+            chunk = await answer
+        finally:
+            self._open.discard(answer)
         self.figures.requests += 1
         self.figures.latencies.append(time.monotonic() - begun)
         return chunk
 
     async def run(self) -> None:
-        """Answer batch after batch, until it is cancelled."""
+        """Answer batch after batch, until it is cancelled; whoever still waits then gets an error."""
         loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()
+        # A policy that never returns does not keep the process from ending.
+        Thread(target=self._work, args=(loop, failed), name="policy", daemon=True).start()
         try:
-            while True:
-                batch = await self._gather()
-                try:
-                    chunks = await loop.run_in_executor(self._thread, self._act, [each for each, _ in batch])
-                except Exception as error:
-                    for _, answer in batch:
-                        if not answer.done():
-                            answer.set_exception(error)
-                    continue
-                self.figures.batches += 1
-                for (_, answer), chunk in zip(batch, chunks, strict=True):
-                    if not answer.done():  # a client that is gone waits for nothing
-                        answer.set_result(chunk)
+            await failed
         finally:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._ended = True
+            self._waiting.put(None)
+            self._settle(list(self._open), RunError(ENDED))
 
-    async def _gather(self) -> list[tuple[Question, asyncio.Future[Chunks]]]:
-        batch = [await self._waiting.get()]
-        until = time.monotonic() + self._wait_s
-        while len(batch) < min(self._most, self.clients):
+    def _work(self, loop: asyncio.AbstractEventLoop, failed: asyncio.Future[None]) -> None:
+        """Compute, in a thread."""
+        with suppress(RuntimeError):  # of a loop that is closed: nobody waits any more
+            while batch := self._gather():
+                questions, answers = [each for each, _ in batch], [answer for _, answer in batch]
+                result: Chunks | Exception
+                try:
+                    result = self._act(questions)
+                except Exception as error:
+                    result = error
+                except BaseException as error:
+                    loop.call_soon_threadsafe(failed.set_exception, error)
+                    return
+                loop.call_soon_threadsafe(self._settle, answers, result)
+
+    def _gather(self) -> list[Request]:
+        """Return the requests that are answered next; none: it is over."""
+        batch, until = list[Request](), 0.0
+        while not batch or len(batch) < min(self._most, self.clients):
             try:
-                async with asyncio.timeout(until - time.monotonic()):
-                    batch.append(await self._waiting.get())
-            except TimeoutError:
+                request = self._waiting.get(timeout=max(until - time.monotonic(), 0.0) if batch else None)
+            except Empty:
                 break
+            if request is None:
+                return []
+            if not batch:
+                until = time.monotonic() + self._wait_s
+            batch.append(request)
         return batch
+
+    def _settle(self, answers: list[asyncio.Future[Chunks]], result: Chunks | Exception) -> None:
+        """Give each its chunk, or all an error."""
+        self.figures.batches += not isinstance(result, Exception)
+        for number, answer in enumerate(answers):
+            if answer.done():  # a client that is gone waits for nothing
+                continue
+            if isinstance(result, Exception):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result[number])

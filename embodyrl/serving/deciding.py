@@ -64,7 +64,8 @@ class Decider:
         return self._decided(questions)
 
     def _decided(self, questions: Sequence[Question]) -> Chunks:
-        observation = Observation.concat([each.observation for each in questions])
+        seen = [each.observation for each in questions]
+        observation = seen[0] if len(seen) == 1 else Observation.concat(seen)  # which copies
         further = joined([each.further() for each in questions])
         decision = self._policy.decide(observation, noise=questions[0].noise, further=further)
         for row, each in enumerate(questions):

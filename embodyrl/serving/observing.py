@@ -65,6 +65,7 @@ class Observer:
                 f"the policy sees {simulator.frames} frames of each camera (env.frames), and clients send one: serve a "
                 "policy of a single frame"
             )
+        self._ways = self.keys()
 
     def keys(self) -> dict[str, tuple[str, ...]]:
         """Return the keys under which each part of an observation is looked for, the first that is there counts."""
@@ -95,13 +96,18 @@ class Observer:
 
     def _image(self, message: Mapping[str, Any], number: int) -> NDArray[np.uint8]:
         camera = self.simulator.cameras[number]
-        key, image = _first(message, self._camera_keys(camera, number), f"the image of camera {camera!r}")
-        if not isinstance(image, np.ndarray) or image.ndim != 3 or 3 not in (image.shape[0], image.shape[-1]):
+        key, image = _first(message, self._ways[camera], f"the image of camera {camera!r}")
+        if (
+            not isinstance(image, np.ndarray)
+            or image.ndim != 3
+            or not image.size
+            or 3 not in (image.shape[0], image.shape[-1])
+        ):
             raise RequestError(f"{key} is {_shape(image)}: want an image, uint8 [height, width, 3]")
         if image.shape[-1] != 3:  # channels first, as ALOHA's clients send it
             image = image.transpose(1, 2, 0)
         if image.dtype.kind == "f":
-            low, high_end = (image.min(), image.max()) if image.size else (0.0, 0.0)
+            low, high_end = image.min(), image.max()
             if not (low >= 0.0 and high_end <= 1.0):  # also NaN
                 raise RequestError(f"{key} has floats from {low:g} to {high_end:g}: want 0 to 1, or uint8")
             image = (image * 255.0).astype(np.uint8)
@@ -119,7 +125,7 @@ class Observer:
         return seen
 
     def _state(self, message: Mapping[str, Any]) -> NDArray[np.float32]:
-        ways = self.keys()[STATE]
+        ways = self._ways[STATE]
         way = next((each for each in ways if all(key in message for key in each.split("+"))), None)
         if way is None:
             raise _missing("the state", [key for each in ways for key in each.split("+")], message)
@@ -130,7 +136,7 @@ class Observer:
         return state
 
     def _prompt(self, message: Mapping[str, Any]) -> str:
-        keys, only = self.keys()[PROMPT], set(self.simulator.tasks.values())
+        keys, only = self._ways[PROMPT], set(self.simulator.tasks.values())
         if len(only) == 1 and not any(key in message for key in keys):
             return only.pop()
         _, prompt = _first(message, keys, "the task description")

@@ -14,7 +14,7 @@ import signal
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from embodyrl.errors import RunError, without_controls
 from embodyrl.messages import MessageError
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from websockets.http11 import Request, Response
 
     from embodyrl.runner.playing import LoadedPolicy
+    from embodyrl.serving.crowd import Connection, Crowd
 
 SESSIONS: dict[str, type[Session]] = {"openpi": OpenPiSession, "vla-eval": VLAEvalSession}
 """What talks to a client, by protocol."""
@@ -42,7 +43,8 @@ SMALLEST_LIMIT = 8 * 2**20
 IN_A_ROW = 10
 """Refused messages in a row after which a client is disconnected."""
 OPEN_S, CLOSE_S, PING_S, FINISH_S = 10.0, 5.0, 20.0, 10.0
-"""Seconds that a handshake, a farewell, an answer to a ping, and the requests under way at the end may take [s]."""
+"""Seconds that a handshake, a farewell, an answer to a ping, and the requests under way at the end may take [s]; what
+else is limited is in `crowd`."""
 
 
 class PolicyServer:
@@ -83,6 +85,7 @@ class PolicyServer:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
+        self._crowd: Crowd | None = None
         self._failed: list[BaseException] = []
         self.port = options.port
         """Where it listens."""
@@ -165,7 +168,10 @@ class PolicyServer:
         """
         from websockets.asyncio.server import serve
 
+        from embodyrl.serving.crowd import Crowd
+
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._crowd = crowd = Crowd(MOST_CLIENTS, self._max_bytes)
         for each in signals:
             self._loop.add_signal_handler(each, self._stop.set)
         try:
@@ -176,12 +182,13 @@ class PolicyServer:
                 process_request=self._admit,
                 compression=None,  # images hardly shrink, and it costs more than it saves
                 max_size=self._max_bytes,
-                max_queue=1,
+                max_queue=0,  # beside the message that is being answered there is one more at most
                 open_timeout=OPEN_S,
                 close_timeout=CLOSE_S,
                 ping_interval=PING_S,
                 ping_timeout=PING_S,
                 server_header=None,
+                create_connection=crowd.factory,
             )
         except OSError as error:
             raise RunError(
@@ -189,22 +196,27 @@ class PolicyServer:
                 "--port (0: any that is free), or end the program that has it"
             ) from error
         self.port = self.options.port or server.sockets[0].getsockname()[1]
-        working = asyncio.create_task(self._batcher.run())
+        work = (self._batcher.run(), crowd.watch(), self._stop.wait())
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(each) for each in work]
         begun()
         try:
-            stopped = asyncio.create_task(self._stop.wait())
-            # The batcher never ends by itself: if it does, its error is the server's.
-            await asyncio.wait({stopped, working}, return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-            if working.done():
-                working.result()
+            # Of these the last one alone ends by itself: if another does, its error is the server's.
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for ended in done:
+                ended.result()
             await self._finish()
         finally:
-            for each in signals:
-                self._loop.remove_signal_handler(each)
+            for number in signals:
+                self._loop.remove_signal_handler(number)
+            for task in tasks:  # whoever still waits for an answer is told that there will be none
+                task.cancel()
             server.close()
-            await server.wait_closed()
-            working.cancel()
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    await server.wait_closed()
+            except TimeoutError:
+                crowd.end_all()
+                await server.wait_closed()
 
     async def _finish(self) -> None:
         """Wait for the requests under way."""
@@ -222,7 +234,7 @@ class PolicyServer:
                 return connection.respond(http.HTTPStatus.UNAUTHORIZED, "the token is missing or another one\n")
         if self._stop is not None and self._stop.is_set():
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending\n")
-        if self.clients >= MOST_CLIENTS:
+        if self._crowd is None or not self._crowd.admit(cast("Connection", connection)):
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_CLIENTS} clients are here already\n")
         return None
 
@@ -244,8 +256,12 @@ class PolicyServer:
                         await connection.send(answer)
                 finally:
                     self._under_way -= 1
+                    cast("Connection", connection).answered(data)
                 if refused >= IN_A_ROW:
                     await connection.close(1008, f"{IN_A_ROW} refused messages in a row")
+                    return
+                if self._stop is not None and self._stop.is_set():  # whoever does not wait for answers gets no more
+                    await connection.close(1001, "the server is ending")
                     return
         except ConnectionClosed:
             pass  # in the middle of a message or an answer; nobody is there to be told

@@ -77,6 +77,15 @@ def test_an_image_that_would_fill_the_memory_is_not_decoded() -> None:
         unpack(data)
 
 
+def test_the_images_of_a_message_are_limited_together() -> None:
+    file = io.BytesIO()
+    Image.new("1", (2048, 1024)).save(file, "png")
+    entry = {"__image__": True, "format": "png", "data": file.getvalue()}
+    assert unpack(msgpack.packb({"a": entry, "b": entry}))["b"].shape == (1024, 2048, 3)
+    with pytest.raises(MessageError, match=r"an image has 2048 x 1024 pixels; those of a message may have 4,194,304"):
+        unpack(msgpack.packb({"a": entry, "b": entry, "c": entry}))
+
+
 def arrayed(**changes: Any) -> bytes:
     """A message with an array of which something is wrong."""
     entries = {"__ndarray__": True, "data": b"\0" * 8, "dtype": "<f4", "shape": [2]} | changes
