@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -147,6 +148,21 @@ def test_published_clients_get_what_the_policy_does_bit_for_bit(
         proprio = np.array([state], np.float32)
         wanted = policy.act(embodyrl.Observation(proprio=proprio, task_descriptions=["go"]))[0]
         assert np.array_equal(np.array(found, np.float32), wanted)
+
+
+@pytest.mark.slow
+def test_what_is_pasted_from_the_docs_runs(
+    environments: Callable[..., Path], server: Callable[..., embodyrl.PolicyServer]
+) -> None:
+    if sys.version_info >= (3, 13):
+        pytest.skip("openpi-client needs numpy < 2, which this Python has no build of")
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    [script] = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "get_server_metadata" in block]
+    pasted = script.replace("8000", str(server().port))
+    done = subprocess.run([environments(*OPENPI_PACKAGES), "-c", pasted], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and re.fullmatch(r"\[(\s*\[\s*-?[0-9.e-]+\s*\]){3}\]\n", done.stdout), (
+        done.stdout + done.stderr
+    )
 
 
 @pytest.mark.slow
