@@ -5,6 +5,7 @@ Shapes: `B` rows of an observation, `C` actions in a chunk, `D` action dims.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from embodyrl.envs import Observation
 from embodyrl.errors import RunError, UserError, listed
 from embodyrl.messages import MessageError, pack, unpack
+from embodyrl.screen import task
 from embodyrl.servers import DELAY, EPISODE, EXECUTED, PROMPT, STATE, check_packages, why_no_url
 
 if TYPE_CHECKING:
@@ -34,6 +36,10 @@ FACTS = ("model", "chunk_size", "action_dim", "cameras", "image_size", "state_di
 """What a server says of its policy, and must say again when a lost connection is opened anew."""
 USUAL = ("observation/image", "observation/wrist_image")
 """Keys of images for a server that does not say what it looks for: those of openpi's LIBERO clients."""
+
+
+class _NobodyError(Exception):
+    """Nobody answers now."""
 
 
 class RemotePolicy:
@@ -206,39 +212,54 @@ class RemotePolicy:
             raise RunError(f"{self.url} sent actions of shape {list(chunk.shape)}: want finite [chunk, action dims]")
         return chunk
 
-    def _connect(self, row: int, until: float) -> None:
-        """Open the connection of a row, in the place of a lost one, and read what the server says first."""
+    def _attempt(self, left: float) -> tuple[ClientConnection, dict[str, Any]]:
+        """Return a new connection, and what the server says first.
+
+        Args:
+            left: seconds that this may take [s].
+
+        Raises:
+            _NobodyError: there is no server, or it ends; another may begin.
+            RunError: it is no policy server, or lets nobody in.
+        """
         from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException
         from websockets.sync.client import connect
 
-        while True:
-            left = until - time.monotonic()
-            opened = ExitStack()
-            try:
-                connection = opened.enter_context(
-                    connect(
-                        self.url,
-                        additional_headers=self._headers,
-                        compression=None,
-                        max_size=MOST_BYTES,
-                        open_timeout=max(left, 0.1),
-                    )
+        opened = ExitStack()
+        try:
+            connection = opened.enter_context(
+                connect(
+                    self.url,
+                    additional_headers=self._headers,
+                    compression=None,
+                    max_size=MOST_BYTES,
+                    open_timeout=left,
                 )
-                first = connection.recv(timeout=max(left, 0.1))
-                metadata = unpack(first) if isinstance(first, bytes) else {}
-            except (OSError, WebSocketException, TimeoutError, MessageError) as error:
-                opened.close()
-                ends = isinstance(error, InvalidStatus) and error.response.status_code == 503  # another may begin
-                if isinstance(error, InvalidHandshake | MessageError) and not ends:
-                    raise RunError(f"{self.url} is no policy server that lets one in: {error}") from error
-                if time.monotonic() + AGAIN_S >= until:
-                    raise RunError(
-                        f"nobody answers at {self.url} within {self._deadline_s:g} s ({error}): start it "
-                        "(`embodyrl serve`), or name another url"
-                    ) from error
+            )
+            first = connection.recv(timeout=left)
+            return connection, unpack(first) if isinstance(first, bytes) else {}
+        except (OSError, WebSocketException, TimeoutError, MessageError) as error:
+            opened.close()
+            ends = isinstance(error, InvalidStatus) and error.response.status_code == 503
+            if isinstance(error, InvalidHandshake | MessageError) and not ends:
+                raise RunError(f"{self.url} is no policy server that lets one in: {error}") from error
+            raise _NobodyError(str(error)) from error
+
+    def _connect(self, row: int, until: float) -> None:
+        """Open the connection of a row, in the place of a lost one, and read what the server says first."""
+        with task(f"waiting for {self.url}", math.ceil(self._deadline_s), "s") as waiting:
+            while True:
+                try:
+                    connection, metadata = self._attempt(max(until - time.monotonic(), 0.1))
+                    break
+                except _NobodyError as error:
+                    if time.monotonic() + AGAIN_S >= until:
+                        raise RunError(
+                            f"nobody answers at {self.url} within {self._deadline_s:g} s ({error}): start it "
+                            "(`embodyrl serve`), or name another url"
+                        ) from error
+                waiting.done = int(waiting.seconds)
                 time.sleep(AGAIN_S)
-                continue
-            break
         facts = {name: repr(metadata.get(name)) for name in FACTS}
         if self._facts not in (None, facts):
             connection.close()
