@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from embodyrl.errors import RunError
 from embodyrl.serving.deciding import Chunks, Question
 
 Request = tuple[Question, asyncio.Future[Chunks]]
-ENDED = "the server ended before this was answered"
 REMEMBERED = 2000
 """Newest requests that latencies are shown of."""
+
+
+class EndedError(Exception):
+    """The server ended before a request was answered."""
 
 
 @dataclass
@@ -53,10 +55,10 @@ class Batcher:
         """Return the chunk `[C, D]` of a question.
 
         Raises:
-            RunError: the server ends.
+            EndedError: the server ends.
         """
         if self._ended:
-            raise RunError(ENDED)
+            raise EndedError
         begun = time.monotonic()
         answer: asyncio.Future[Chunks] = asyncio.get_running_loop().create_future()
         self._open.add(answer)
@@ -80,7 +82,7 @@ class Batcher:
         finally:
             self._ended = True
             self._waiting.put(None)
-            self._settle(list(self._open), RunError(ENDED))
+            self._settle(list(self._open), EndedError())
 
     def _work(self, loop: asyncio.AbstractEventLoop, failed: asyncio.Future[None]) -> None:
         """Compute, in a thread."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from embodyrl.errors import RunError, without_controls
 from embodyrl.messages import MessageError
-from embodyrl.serving.batching import Batcher, Figures
+from embodyrl.serving.batching import Batcher, EndedError, Figures
 from embodyrl.serving.deciding import Decider
 from embodyrl.serving.observing import Observer, RequestError
 from embodyrl.serving.openpi import OpenPiSession
@@ -263,6 +263,8 @@ class PolicyServer:
                 if self._stop is not None and self._stop.is_set():  # whoever does not wait for answers gets no more
                     await connection.close(1001, "the server is ending")
                     return
+        except EndedError:  # a client of ours asks whoever serves there next
+            await connection.close(1001, "the server ended before this was answered")
         except ConnectionClosed:
             pass  # in the middle of a message or an answer; nobody is there to be told
         finally:
@@ -277,6 +279,8 @@ class PolicyServer:
         except (MessageError, RequestError) as error:
             self.figures.refused += 1
             return session.refusal(error), refused + 1
+        except EndedError:
+            raise
         except Exception as error:
             print(without_controls(f"a request failed: {type(error).__name__}: {error}"), flush=True)
             return session.refusal(error), refused + 1
