@@ -370,14 +370,15 @@ def evaluate(
     loaded, weights, place = _saved(path, _wanted(overrides, episodes, sample), config, trust=trust, progress=progress)
 
     from embodyrl.envs.perturb.kinds import perturbed
-    from embodyrl.evaluation.study import Part, acting, late, play_in
+    from embodyrl.evaluation.study import Part, acting, executed_so, play_in
     from embodyrl.runner.evaluation import VideoRecorder, held_out_episodes
 
     settings = loaded.config
     asked = counted(settings.eval.episodes, "episode")
-    how = perturbed(settings.eval.perturb) + late(settings.delay)
+    how = perturbed(settings.eval.perturb) + executed_so(settings)
     _say(progress, f"evaluating {place}: {asked} of {', '.join(settings.env.tasks)}{how}")
-    with showing() if progress else nullcontext(), acting(Part(loaded=loaded, weights=weights)) as (manager, engine):
+    part = Part(loaded=loaded, weights=weights)
+    with showing() if progress else nullcontext(), acting(part, functools.partial(_say, progress)) as (manager, engine):
         chosen = held_out_episodes(settings)
         if video is None:
             result = play_in(manager, engine, settings, chosen)
@@ -1046,6 +1047,10 @@ def _saved(
     unread: list[KeyPath] = [("data", "path")]
     if is_url(path):
         return _served(str(path), overrides, config, like, trust=trust), None, str(path)
+    if isinstance(path, str) and "//" in path and not is_hub_name(path) and not Path(path).exists():
+        raise UserError(f"{path} is no folder: the URL of a policy server begins with ws:// or wss://")
+    if config is not None and (Path(path) / CONFIG_FILE).is_file():
+        raise UserError(f"{path} knows its own config: leave out --config (config=), and name what differs, KEY=VALUE")
     if config is not None:
         if not is_hub_name(path) and not Path(path).is_dir():
             raise UserError(f"{path} is no folder: give the folder of the weights, or hf://owner/name")

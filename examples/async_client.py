@@ -20,9 +20,8 @@ import numpy as np
 
 import embodyrl
 
-EVERY = 4
-"""Control steps between two requests, unless the answers take longer."""
-
+if len(sys.argv) < 3:
+    sys.exit("usage: python examples/async_client.py ws://host:port ENV [STEPS]")
 url, simulator = sys.argv[1:3]
 steps = int(sys.argv[3]) if len(sys.argv) > 3 else 200
 late = deque([1], maxlen=10)
@@ -38,7 +37,7 @@ with (
     answer: Future[np.ndarray] | None = None
     asked, solved, waited, next_step = 0, False, 0, time.monotonic()
     for step in range(steps):
-        if answer is None and step - asked >= min(EVERY, len(chunk)):
+        if answer is None and step - asked >= max(1, len(chunk) // 2):  # half of the chunk is left
             told = {"executed": step - asked, "delay": max(late)}
             answer, asked = pool.submit(policy.act, observation, **told), step
         # Nothing is left to be done without the answer: now even this robot has to wait.

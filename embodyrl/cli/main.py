@@ -246,6 +246,8 @@ def evaluate(
     another one, or with perturbations."""
     from embodyrl.cli import train
 
+    if delay_ms is not None and any(word.startswith("eval.delay=") for word in overrides or []):
+        raise CommandLineError("--delay-ms and eval.delay say the same: leave out one of them")
     if delay_ms is not None:
         overrides = [*(overrides or []), train.delay(checkpoint, delay_ms, overrides or [], config, trust=trust)]
     if robustness:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import statistics
 import sys
@@ -11,10 +12,11 @@ from collections.abc import Sequence
 
 from embodyrl.api import load_policy
 from embodyrl.cli.arguments import CommandLineError
+from embodyrl.errors import UserError
 from embodyrl.screen import counted, say, terminal_width
-from embodyrl.servers import PROMPT, STATE
+from embodyrl.servers import PROMPT, STATE, is_url
 from embodyrl.serving.options import ServeOptions
-from embodyrl.serving.server import LOOPBACK, PolicyServer
+from embodyrl.serving.server import LOOPBACK, PolicyServer, check_free
 
 SHOWN_EVERY_S, PLAIN_EVERY_S = 1.0, 30.0
 """Seconds between two looks at the figures on a terminal, and between two lines elsewhere [s]."""
@@ -40,6 +42,9 @@ def keys_of(words: Sequence[str]) -> dict[str, str]:
 def serve(path: str, overrides: Sequence[str], options: ServeOptions, *, trust: bool) -> int:
     """Serve until a signal comes; returns the exit code."""
     options.check()
+    if is_url(path):
+        raise UserError(f"{path} is the policy of a server already: serve a run, a checkpoint or an exported policy")
+    check_free(options.host, options.port)
     say(f"loading   {path} ...")
     server = PolicyServer(load_policy(path, overrides, trust=trust), options)
 
@@ -72,6 +77,7 @@ def _first_lines(server: PolicyServer) -> str:
     chunks = f"chunks of {counted(told['chunk_size'], 'action')} of {told['action_dim']}"
     lines = [f"serving   {server.url} ({options.protocol})   {chunks}"]
     lines += [f"  {name:<{longest}}  {what[name]}: {' | '.join(ways)}" for name, ways in told["keys"].items()]
+    lines += [f"chunks    {text}" for text in (server.executed,) if text]
     if server.seed is not None:
         lines.append(f"sampling  as eval.sample or --sample says, seed {server.seed}; clients are answered one by one")
     if options.host not in LOOPBACK:
@@ -92,9 +98,11 @@ async def _show(server: PolicyServer) -> None:
         line = f"{counted(server.clients, 'client')}   {rate:.1f} requests/s"
         if figures.latencies:
             latencies = sorted(figures.latencies)
-            middle, late = statistics.median(latencies), latencies[int(0.95 * (len(latencies) - 1))]
+            middle, late = statistics.median(latencies), latencies[math.ceil(0.95 * (len(latencies) - 1))]
             batch = figures.requests / max(figures.batches, 1)
             line += f"   batch {batch:.1f}   latency {1000 * middle:.1f} ms (95 %: {1000 * late:.1f})"
+        if figures.refused:
+            line += f"   {figures.refused:,} refused"
         if live:
             print(f"\r\033[K{line[: (terminal_width() or 80) - 1]}", end="", flush=True)
         else:

@@ -495,12 +495,13 @@ def evaluation_executes_part_of_a_chunk(config: Config) -> Iterator[ConfigIssue]
         )
     if config.eval.ensemble is None:
         return
-    if actions == chunk > 1:
+    if config.executed_actions + config.delay >= chunk > 1:
+        late = f", {config.delay} of which are late" if config.delay else ""
         yield ConfigIssue(
-            ("eval.actions", "eval.ensemble"),
-            f"eval.ensemble = {config.eval.ensemble} has nothing to average: eval.actions = {actions} executes whole "
-            "chunks",
-            "set eval.actions to null, or to less than rollout.chunk_size",
+            ("eval.actions", "eval.ensemble", "eval.delay"),
+            f"eval.ensemble = {config.eval.ensemble} has nothing to average: {config.executed_actions} of {chunk} "
+            f"actions are executed before the next chunk is asked for{late}",
+            "set eval.actions or eval.delay to less, or eval.ensemble to null",
         )
     if chunk == 1:
         yield ConfigIssue(
@@ -519,12 +520,15 @@ def a_late_chunk_is_there_in_time(config: Config) -> Iterator[ConfigIssue]:
         return
     most = chunk // 2 if config.eval.actions is None else min(executed, chunk - executed)
     if delay > min(executed, chunk - executed):
+        lower = name if config.eval.actions is None else "eval.delay"
+        longer = f"rollout.chunk_size of {2 * delay} or more, which the policy has to learn"
+        fewer = f", eval.actions to {delay} .. {chunk - delay}" if 2 * delay <= chunk else ""
         yield ConfigIssue(
             (name, "eval.actions", "rollout.chunk_size"),
             f"{name} = {delay} is too late for chunks of rollout.chunk_size = {chunk}, {max(executed, 0)} of which are "
             "executed before the next is asked for: a chunk must begin before that, and last until that one is there",
-            f"set {name} to {most} or less, or choose longer chunks",
-            fix={name: most},
+            f"set {lower} to {most} or less{fewer}, or choose a {longer}" if most else f"choose a {longer}",
+            fix={name: most} if most else {},
         )
 
 

@@ -132,8 +132,8 @@ class Journal:
         except BaseException:
             self._directory.close()
             raise
-        if self._file.tell():
-            self._file.write("\n")  # ends such a part; empty lines are skipped
+        if self._file.tell() and not (folder / EPISODES_FILE).read_bytes().endswith(b"\n"):
+            self._file.write("\n")  # ends such a part
 
     def __enter__(self) -> Self:
         return self

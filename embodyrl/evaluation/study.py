@@ -283,14 +283,15 @@ def announcement(plan: Plan) -> str:
     what = counted(len(tasks), "task") if len(tasks) > 1 else tasks[0]
     for perturb in dict.fromkeys(str(part.config.eval.perturb or "") for part in plan.parts):
         lines += [f"  perturbed: {perturb}"] if perturb else []
-    steps, how = counted(plan.most_steps, "control step"), late(plan.parts[0].config.delay)
+    steps, how = counted(plan.most_steps, "control step"), executed_so(plan.parts[0].config)
     lines.append(f"  {counted(plan.episodes, 'episode')} of {what}, {steps} at most{how}")
     return "\n".join(lines)
 
 
-def late(delay: int) -> str:
-    """Return what follows the description of episodes on the screen where chunks are late; empty where they are not."""
-    return f", chunks {counted(delay, 'step')} late" if delay else ""
+def executed_so(config: Config) -> str:
+    """Return what follows the description of episodes on the screen where chunks overlap; empty where they do not."""
+    late = f", chunks {counted(config.delay, 'step')} late" if config.delay else ""
+    return late + ("" if config.eval.ensemble is None else f", ensembled ({config.eval.ensemble:g})")
 
 
 def _origin(protocol: Protocol) -> str:
@@ -366,8 +367,8 @@ def remaining_differences(first: Plan, second: Plan) -> list[str]:
 
 
 @contextmanager
-def acting(part: Part) -> Iterator[tuple[Simulators, HybridEngine]]:
-    """Start the simulators of an evaluation and load its policy."""
+def acting(part: Part, say: Callable[[str], object] = lambda text: None) -> Iterator[tuple[Simulators, HybridEngine]]:
+    """Start the simulators of an evaluation and load its policy, and `say` what people should know of it."""
     with (
         tempfile.TemporaryDirectory() as logs,
         open_simulators(part.loaded, Path(logs)) as manager,
@@ -375,6 +376,8 @@ def acting(part: Part) -> Iterator[tuple[Simulators, HybridEngine]]:
     ):
         engine = build_acting(part.config, manager, part.weights)
         with closing(engine.policy):
+            for text in engine.policy.remarks:
+                say(textwrap.fill(f"note: {text}", WIDE, subsequent_indent="  ", break_on_hyphens=False))
             yield manager, engine
 
 
@@ -612,7 +615,7 @@ class Study:
 
     def _opened(self, part: Part) -> AbstractContextManager[tuple[Simulators, HybridEngine]]:
         """Start the simulators of a part and load its policy."""
-        return acting(part)
+        return acting(part, self._say)
 
     def _ended(self, rows: Sequence[Row]) -> None:
         """Say what came of the last of some evaluations, where that is not left to the end."""
@@ -644,8 +647,8 @@ class Study:
             if left := remaining_differences(first, second):
                 text = f"note: they still differ in {', '.join(left)}"
                 self._say(textwrap.fill(text, WIDE, subsequent_indent="  "))
-        policy = self._plans[0].policy
-        seconds = None if is_url(policy) else expected_seconds(self._plans, Path(policy))
+        policies = {each.policy for each in self._plans}
+        seconds = None if any(map(is_url, policies)) else expected_seconds(self._plans, Path(self._plans[0].policy))
         if seconds is not None:
             self._say(f"at most about {rounded(seconds)}, by the speed of the run that trained it")
 

@@ -170,6 +170,8 @@ class Policy(nn.Module, ABC):
     """Shape `[H, A]` of plans, for a policy that can choose a chunk that goes on from the one before: `act` then
     returns its `plan`, and may be given `plan [B, H, A]` and `plan_weights [B, H]`, 0 .. 1, among its inputs. None: it
     cannot."""
+    remarks: tuple[str, ...] = ()
+    """What people should know of it before it acts."""
     trace_holds_images: bool = False
     """True if traces of `act` have all that `evaluate` needs of images: rollouts then keep none for learning, and
     `preprocess` gets none."""

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import hmac
 import http
+import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -99,6 +102,16 @@ class PolicyServer:
     def seed(self) -> int | None:
         """Seed of the actions that are drawn; None: they are the most likely ones."""
         return self._served.seed
+
+    @property
+    def executed(self) -> str:
+        """How chunks are executed, for people; empty: as a client likes, or one after the other."""
+        config = self._served.policy.config
+        parts = {"eval.actions": config.eval.actions, "eval.ensemble": config.eval.ensemble, "eval.delay": config.delay}
+        settings = ", ".join(f"{name} = {value}" for name, value in parts.items() if value)
+        if not settings or self.options.protocol == "vla-eval":
+            return settings
+        return f"are executed by the clients, whatever {settings} says; --protocol vla-eval does so here"
 
     @property
     def clients(self) -> int:
@@ -191,10 +204,7 @@ class PolicyServer:
                 create_connection=crowd.factory,
             )
         except OSError as error:
-            raise RunError(
-                f"cannot listen at {self.options.host}:{self.options.port}: {error.strerror or error} - choose another "
-                "--port (0: any that is free), or end the program that has it"
-            ) from error
+            raise not_free(self.options.host, self.options.port, error) from error
         self.port = self.options.port or server.sockets[0].getsockname()[1]
         work = (self._batcher.run(), crowd.watch(), self._stop.wait())
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(each) for each in work]
@@ -284,6 +294,29 @@ class PolicyServer:
         except Exception as error:
             print(without_controls(f"a request failed: {type(error).__name__}: {error}"), flush=True)
             return session.refusal(error), refused + 1
+
+
+def check_free(host: str, port: int) -> None:
+    """Check that an address can be listened at, before a policy is loaded for it.
+
+    Raises:
+        RunError: it cannot.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.create_server(address[:2], family=family):
+            pass
+    except OSError as error:
+        raise not_free(host, port, error) from error
+
+
+def not_free(host: str, port: int, error: OSError) -> RunError:
+    """Return what is said of an address that cannot be listened at."""
+    remedy = "choose another --port (0: any that is free), or end the program that has it"
+    if error.errno != errno.EADDRINUSE and error.errno != errno.EACCES:
+        remedy = "choose another --host: an address of this machine, or 0.0.0.0 for all of them"
+    why = os.strerror(error.errno) if error.errno else error
+    return RunError(f"cannot listen at {host}:{port}: {why} - {remedy}")
 
 
 def name_of(connection: ServerConnection) -> int:

@@ -143,10 +143,11 @@ class OnPolicyConfig(RewardedConfig):
         rollout = config.rollout
         chunks = rollout.num_chunks * config.env.num_envs * rollout.episodes_per_slot
         episodes = f" x {rollout.episodes_per_slot} episodes" if rollout.episodes_per_slot > 1 else ""
+        late = f" {counted(rollout.delay, 'step')} late" if rollout.delay else ""
         return (
             f"{self.name} ({self.advantage.name}, {self.loss.name})   {counted(config.run.iterations, 'iteration')} of "
             f"{counted(rollout.num_chunks, 'chunk')} x {counted(config.env.num_envs, 'env')}{episodes}, "
-            f"chunks of {counted(rollout.chunk_size, 'action')}, "
+            f"chunks of {counted(rollout.chunk_size, 'action')}{late}, "
             f"{counted(self.epochs, 'epoch')} in minibatches of {chunks // self.minibatches}"
         )
 

@@ -19,13 +19,15 @@ from embodyrl.envs import Observation
 from embodyrl.errors import RunError, UserError, listed
 from embodyrl.messages import MessageError, pack, unpack
 from embodyrl.screen import task
-from embodyrl.servers import DELAY, EPISODE, EXECUTED, PROMPT, STATE, check_packages, why_no_url
+from embodyrl.servers import DELAY, EPISODE, EXECUTED, PROMPT, STATE, TOKEN, check_packages, why_no_url
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 DEADLINE_S = 60.0
 """Seconds within which a chunk must be there, lost connections included [s]."""
+GREETING_S = 10.0
+"""Seconds that a server may take to say what it is [s]."""
 AGAIN_S = 0.2
 """Seconds between two attempts to connect [s]."""
 MOST_BYTES = 2**26
@@ -236,13 +238,23 @@ class RemotePolicy:
                     open_timeout=left,
                 )
             )
-            first = connection.recv(timeout=left)
+            try:
+                first = connection.recv(timeout=min(left, GREETING_S))
+            except TimeoutError as error:
+                raise RunError(
+                    f"{self.url} lets one in and says nothing for {min(left, GREETING_S):g} s: it speaks another "
+                    "protocol than openpi's, as `embodyrl serve --protocol vla-eval` does"
+                ) from error
             return connection, unpack(first) if isinstance(first, bytes) else {}
         except (OSError, WebSocketException, TimeoutError, MessageError) as error:
             opened.close()
             ends = isinstance(error, InvalidStatus) and error.response.status_code == 503
             if isinstance(error, InvalidHandshake | MessageError) and not ends:
-                raise RunError(f"{self.url} is no policy server that lets one in: {error}") from error
+                said = error.response.body if isinstance(error, InvalidStatus) else b""
+                why = (said or b"").decode("utf-8", "replace").strip()[:200] or str(error)
+                if isinstance(error, InvalidStatus) and error.response.status_code in (401, 403):
+                    raise RunError(f"{self.url} wants a token ({why}): set the variable {TOKEN}, or token=") from error
+                raise RunError(f"{self.url} is no policy server that lets one in: {why}") from error
             raise _NobodyError(str(error)) from error
 
     def _connect(self, row: int, until: float) -> None:

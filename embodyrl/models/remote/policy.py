@@ -66,6 +66,11 @@ class ServedPolicy(Policy):
         if faults := list(self._misfits(simulator)):
             self.close()
             raise PolicyError(f"the policy at {config.url} does not fit: {'; '.join(faults)}")
+        told = self._server.metadata.get("chunk_size")
+        if isinstance(told, int) and told > chunk_size:
+            self.remarks = (
+                f"{config.url} decides {told} actions at a time, of which rollout.chunk_size = {chunk_size} are used",
+            )
         # Engines ask a policy for the device and type of its parameters.
         self.nothing = nn.Parameter(torch.zeros(1), requires_grad=False)
 
