@@ -522,7 +522,8 @@ def a_late_chunk_is_there_in_time(config: Config) -> Iterator[ConfigIssue]:
     if delay > min(executed, chunk - executed):
         lower = name if config.eval.actions is None else "eval.delay"
         longer = f"rollout.chunk_size of {2 * delay} or more, which the policy has to learn"
-        fewer = f", eval.actions to {delay} .. {chunk - delay}" if 2 * delay <= chunk else ""
+        span = str(delay) if 2 * delay == chunk else f"{delay} .. {chunk - delay}"
+        fewer = f", eval.actions to {span}" if 2 * delay <= chunk else ""
         yield ConfigIssue(
             (name, "eval.actions", "rollout.chunk_size"),
             f"{name} = {delay} is too late for chunks of rollout.chunk_size = {chunk}, {max(executed, 0)} of which are "

@@ -164,9 +164,9 @@ def test_equal_settings_are_played_once(
     begun: list[study.Part] = []
     opened = study.acting
 
-    def counted(part: study.Part) -> Any:
+    def counted(part: study.Part, *more: Any) -> Any:
         begun.append(part)
-        return opened(part)
+        return opened(part, *more)
 
     monkeypatch.setattr(study, "acting", counted)
     found = embodyrl.compare(run, protocols=["own", str(path)], episodes=4, progress=True)
@@ -224,7 +224,7 @@ def test_an_interrupted_evaluation_goes_on_and_equals_one_that_was_not(
     printed = capsys.readouterr().out
     assert "(1 of 2): 8 of 8 episodes were played" in printed
     assert ("(2 of 2): 3 of 8 episodes were played" in printed) is not sample
-    monkeypatch.setattr(study, "acting", lambda part: pytest.fail("simulators were started"))
+    monkeypatch.setattr(study, "acting", lambda *_: pytest.fail("simulators were started"))
     again = embodyrl.compare(run, **asked, out=out, resume=True)
     assert [len(row.records) for row in again.rows] == [8, 8]
 
@@ -262,7 +262,7 @@ def test_a_killed_evaluation_goes_on(run: Path, tmp_path: Path) -> None:
 def test_an_evaluation_goes_on_only_as_it_began(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, first = tmp_path / "out", run / "checkpoints" / "000001"
     embodyrl.compare(first, episodes=2, out=out)
-    monkeypatch.setattr(study, "acting", lambda part: pytest.fail("simulators were started"))
+    monkeypatch.setattr(study, "acting", lambda *_: pytest.fail("simulators were started"))
     asked = out / "evaluation.json"
 
     def refused(expected: str, path: Path = first, overrides: Sequence[str] = (), **options: Any) -> None:
@@ -308,7 +308,7 @@ def wrong_ways(run: Path, short: str, tmp_path: Path) -> Iterator[tuple[dict[str
 def test_what_cannot_be_played_is_refused_before_anything_starts(
     run: Path, short: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study, "acting", lambda part: pytest.fail("simulators were started"))
+    monkeypatch.setattr(study, "acting", lambda *_: pytest.fail("simulators were started"))
     for arguments, expected in wrong_ways(run, short, tmp_path):
         with pytest.raises(UserError, match=re.escape(expected)) as caught:
             embodyrl.compare(run, **arguments)

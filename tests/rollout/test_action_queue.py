@@ -165,14 +165,15 @@ def test_reinforcement_learning_refuses_it_and_what_makes_no_sense_is_refused() 
     assert "embodyrl eval RUN eval.ensemble=0.01" in refused
     assert "eval.actions = 9 is more than rollout.chunk_size = 4" in said("rollout.chunk_size=4", "eval.actions=9")
     assert "eval.ensemble = 0.01 has nothing to average" in said("eval.ensemble=0.01")
-    assert "eval.actions = 4 executes whole chunks" in said(
+    assert "has nothing to average: 4 of 4 actions are executed" in said(
         "rollout.chunk_size=4", "eval.ensemble=0.01", "eval.actions=4"
     )
     assert "embodyrl eval RUN eval.delay=1" in said("rollout.chunk_size=4", "eval.delay=1")
     assert "rollout.delay = 3 is too late for chunks of rollout.chunk_size = 4, 1 of which" in said(
         "rollout.chunk_size=4", "rollout.delay=3"
     )
-    assert "set rollout.delay to 1 or less" in said("rollout.chunk_size=4", "rollout.delay=2", "eval.actions=3")
+    least = said("rollout.chunk_size=4", "rollout.delay=2", "eval.actions=3")
+    assert "set eval.delay to 1 or less, eval.actions to 2, or choose a rollout.chunk_size of 4 or more" in least
     assert "'sac' learns what an observation and a chunk lead to" in said(
         "algorithm=sac", "rollout.chunk_size=4", "rollout.delay=1"
     )
