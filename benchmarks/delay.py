@@ -2,8 +2,8 @@
 
 For every seed: 300 demonstrations of the two faucets, a tiny pi0 and a tiny SmolVLA that learn chunks of eight actions
 from them (tiny_pi0_sft, tiny_smolvla_sft), and GRPO of that pi0 for 75 iterations without delay and under a delay of
-four steps. All decide every four steps, and their chunks are there 0, 1, 2 or 4 steps after the observation (0 or 4 after
-GRPO, where the chunk before goes on); 256 held-out episodes each. About 40 minutes of two cores for each seed. What is
+four steps. All decide every four steps, and their chunks are there 0, 1, 2 or 4 steps after the observation (after GRPO
+0 or 4, where the chunk before goes on); 256 held-out episodes each. About 40 minutes of two cores for each seed. What is
 there is kept, and what was stopped with Ctrl-C goes on with the same command.
 
     python benchmarks/delay.py --work DIR    # writes benchmarks/results/delay.json
