@@ -5,12 +5,13 @@ Shapes: `B` slots of a call, `H` actions of the network's horizon, `A` numbers o
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.models.flow.denoising import plan_weights
 from embodyrl.models.policy import PLAN, PLAN_WEIGHTS, Policy
 
 
@@ -65,3 +66,19 @@ class Plans:
         """Remember what was planned for some slots, `[B, H, A]`."""
         self._plans[torch.from_numpy(slots).to(self._plans.device)] = plans.float()
         self._has_plan[slots] = True
+
+
+def plan_weights(horizon: int, executed: Tensor, delay: Tensor) -> Tensor:
+    """Return how much each step of a horizon is held to what was planned for it, `[B, H]` (arXiv:2506.07339, eq. 5): 1
+    where the chunk before is executed anyway, falling to 0 where it ends.
+
+    Args:
+        horizon: `H`.
+        executed: steps since the chunk before was asked for, `[B]`.
+        delay: steps until this one is there, `[B]`.
+    """
+    step = torch.arange(horizon, device=executed.device)
+    left = (horizon - executed)[:, None]
+    falling = ((left - step) / (left - delay[:, None] + 1)).clamp(0.0, 1.0)
+    soft = falling * falling.expm1() / (math.e - 1.0)
+    return torch.where(step < delay[:, None], 1.0, soft) * (step < left)

@@ -22,11 +22,11 @@ from embodyrl.models.flow.denoising import (
     flow_noise,
     flow_sde,
     guidance_weight,
-    plan_weights,
     prior,
 )
 from embodyrl.models.flow.policy import Denoised, FlowPolicy, guidable
 from embodyrl.models.policy import PLAN, PLAN_WEIGHTS
+from embodyrl.rollout.plans import plan_weights
 
 
 def column(*numbers: float) -> torch.Tensor:

@@ -154,22 +154,6 @@ def guidance_weight(share: Tensor, limit: float) -> Tensor:
     return ((data.square() + share.square()) / (data * share)).clamp(max=limit)
 
 
-def plan_weights(horizon: int, executed: Tensor, delay: Tensor) -> Tensor:
-    """Return how much each step of a horizon is held to what was planned for it, `[B, H]` (arXiv:2506.07339, eq. 5): 1
-    where the chunk before is executed anyway, falling to 0 where it ends.
-
-    Args:
-        horizon: `H`.
-        executed: steps since the chunk before was asked for, `[B]`.
-        delay: steps until this one is there, `[B]`.
-    """
-    step = torch.arange(horizon, device=executed.device)
-    left = (horizon - executed)[:, None]
-    falling = ((left - step) / (left - delay[:, None] + 1)).clamp(0.0, 1.0)
-    soft = falling * falling.expm1() / (math.e - 1.0)
-    return torch.where(step < delay[:, None], 1.0, soft) * (step < left)
-
-
 # ------------------------------------------------------------------------------------------------------------- networks
 
 
