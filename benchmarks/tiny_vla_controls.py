@@ -19,6 +19,7 @@ import torch
 from embodyrl.envs.metaworld.tasks import TASKS
 from embodyrl.models import Policy, PolicyObservation
 from embodyrl.models.policy import Inputs
+from embodyrl.rollout.action_queue import Overlap
 from embodyrl.runner.build import build_acting, open_simulators
 from embodyrl.runner.checkpoint import POLICY, find_and_tell
 from embodyrl.runner.evaluation import evaluate, evaluation_noise, held_out_episodes
@@ -50,8 +51,8 @@ def success(run: Path, episodes: int, *, swapped: bool = False, blind: bool = Fa
         if blind:
             blindfold(engine.policy)
         noise = evaluation_noise(loaded.config, engine)
-        mean = loaded.config.eval.ensemble
-        played = evaluate(manager, engine, held_out_episodes(loaded.config), noise=noise, ensemble=mean)
+        overlap = Overlap.of(loaded.config)
+        played = evaluate(manager, engine, held_out_episodes(loaded.config), noise=noise, overlap=overlap)
         assert played.success_once is not None, "MetaWorld says what success is"
         return played.success_once
 
