@@ -1047,7 +1047,7 @@ def _saved(
     unread: list[KeyPath] = [("data", "path")]
     if is_url(path):
         return _served(str(path), overrides, config, like, trust=trust), None, str(path)
-    if isinstance(path, str) and "//" in path and not is_hub_name(path) and not Path(path).exists():
+    if isinstance(path, str) and "://" in path and not is_hub_name(path) and not Path(path).exists():
         raise UserError(f"{path} is no folder: the URL of a policy server begins with ws:// or wss://")
     if config is not None and (Path(path) / CONFIG_FILE).is_file():
         raise UserError(f"{path} knows its own config: leave out --config (config=), and name what differs, KEY=VALUE")

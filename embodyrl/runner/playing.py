@@ -63,16 +63,13 @@ class LoadedPolicy:
         """`D`, dimensions of an action."""
         return self.policy.spec.action_dim
 
-    def act(
-        self, observation: Observation, *, sample: bool = False, noise: torch.Generator | None = None
-    ) -> NDArray[np.float32]:
+    def act(self, observation: Observation, *, sample: bool = False) -> NDArray[np.float32]:
         """Choose a chunk of actions for every env of an observation.
 
         Args:
             observation: of `B` envs, as `Envs` returns it: images uint8 `[B, V, H, W, 3]` or None, proprio float32
                 `[B, S]` or None, and `B` task descriptions.
             sample: draw from the policy's distribution instead of taking the most likely actions.
-            noise: random stream to draw from, on the policy's device; None: one that goes on from call to call.
 
         Returns:
             Actions `[B, C, D]` in the simulator's units.
@@ -80,7 +77,7 @@ class LoadedPolicy:
         Raises:
             NumericsError: an action is NaN or infinite.
         """
-        return self.engine.actions_of(self.decide(observation, sample=sample, noise=noise))
+        return self.engine.actions_of(self.decide(observation, sample=sample))
 
     def decide(
         self,
@@ -90,8 +87,8 @@ class LoadedPolicy:
         noise: torch.Generator | None = None,
         further: Mapping[str, Tensor] | None = None,
     ) -> ActOutput:
-        """Return the decision that `act` takes actions from; `further` are inputs of `Policy.act` beside those of the
-        observation."""
+        """Return the decision that `act` takes actions from; with `noise` it is drawn from this random stream, and
+        `further` are inputs of `Policy.act` beside those of the observation."""
         return self.engine.act(observation, "train" if sample or noise is not None else "eval", noise, further)
 
     def ensemble(self, num_envs: int, coefficient: float) -> ActionQueue:

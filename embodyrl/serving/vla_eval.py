@@ -37,7 +37,8 @@ class VLAEvalSession(Session):
 
     _seq = 0
     """Number of the last message."""
-    _episode = 0
+    _episode = -1
+    """Number of the episode that was begun last; -1: none."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -59,7 +60,7 @@ class VLAEvalSession(Session):
         if kind == HELLO:
             return self._message(HELLO, self._hello())
         if kind in (BEGIN, END):
-            self._episode += kind == END
+            self._episode += kind == BEGIN  # not every client says that an episode is over
             self._begin_anew()
             return None
         if kind == OBSERVATION:
@@ -82,7 +83,7 @@ class VLAEvalSession(Session):
         """Forget what is left of an episode that is over."""
         self._left, self._asked = [], False
         self._queue.begin(ONE)
-        self.begin(self._episode)
+        self.begin(max(self._episode, 0))
 
     def _hello(self) -> dict[str, Any]:
         metadata = self.served.metadata

@@ -172,6 +172,24 @@ def test_a_benchmark_gets_the_actions_of_an_evaluation(run: Path) -> None:
             client.send(pack(_said("episode_end", {}), bytes_keys=False))
 
 
+def test_an_episode_that_nobody_ended_is_over_when_the_next_begins(server: Start) -> None:
+    """Of vla-eval: what is drawn is that of another episode, and the same again for another client of this name."""
+
+    def drawn() -> list[float]:
+        found = []
+        with connect(there.url, compression=None) as client:
+            for _ in range(2):
+                client.send(pack(_said("episode_start", {}), bytes_keys=False))
+                seen = {"states": observation(1)["observation/state"]}
+                client.send(pack(_said("observation", seen), bytes_keys=False))
+                found.append(float(unpack(client.recv(timeout=20))["payload"]["actions"][0]))
+        return found
+
+    there = server(protocol="vla-eval", sample=True)
+    first = drawn()
+    assert first[0] != first[1] and drawn() == first
+
+
 def _said(kind: str, payload: dict[str, Any]) -> dict[str, Any]:
     return {"type": kind, "payload": payload, "seq": 1, "timestamp": 0.0}
 

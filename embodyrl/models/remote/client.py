@@ -9,14 +9,14 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.envs import Observation
 from embodyrl.errors import RunError, UserError, listed
+from embodyrl.files import Closing
 from embodyrl.messages import MessageError, pack, unpack
 from embodyrl.screen import task
 from embodyrl.servers import DELAY, EPISODE, EXECUTED, PROMPT, STATE, TOKEN, check_packages, why_no_url
@@ -44,7 +44,7 @@ class _NobodyError(Exception):
     """Nobody answers now."""
 
 
-class RemotePolicy:
+class RemotePolicy(Closing):
     """Acts through a policy server, by openpi's protocol. Each row of an observation, of 16 at a time, has a connection
     of its own, so that the server can answer all of them together.
 
@@ -154,14 +154,6 @@ class RemotePolicy:
             each.close()
         self._open.clear()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.close()
-
     # ---- messages
 
     def _message(self, observation: Observation, row: int, told: Mapping[str, int]) -> bytes:
@@ -241,9 +233,12 @@ class RemotePolicy:
             try:
                 first = connection.recv(timeout=min(left, GREETING_S))
             except TimeoutError as error:
+                if left < GREETING_S:  # it had no time to say anything
+                    raise
+                opened.close()
                 raise RunError(
-                    f"{self.url} lets one in and says nothing for {min(left, GREETING_S):g} s: it speaks another "
-                    "protocol than openpi's, as `embodyrl serve --protocol vla-eval` does"
+                    f"{self.url} lets one in and says nothing for {GREETING_S:g} s: it speaks another protocol than "
+                    "openpi's, as `embodyrl serve --protocol vla-eval` does"
                 ) from error
             return connection, unpack(first) if isinstance(first, bytes) else {}
         except (OSError, WebSocketException, TimeoutError, MessageError) as error:
