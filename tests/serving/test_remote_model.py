@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -86,7 +87,7 @@ def test_an_evaluation_goes_on_after_its_server_was_gone(
     settings = [CHUNK, "model.deadline_s=1.5", *SHORT]
     assert command("eval", first.url, "--config", CONFIG, *settings, "--out", str(out)) == 1
     told = capsys.readouterr()
-    assert f"nobody answers at {first.url} within 1.5 s" in told.err and f"resume {out}" in told.out
+    assert f"nobody answers at {first.url} within 1.5 s" in told.err and f"resume {shlex.quote(str(out))}" in told.out
     kept = (out / "episodes.jsonl").read_text().splitlines()
     assert 2 <= len(kept) < 6
     second = server(token="swordfish", port=first.port, max_batch=1)
