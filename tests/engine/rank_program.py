@@ -214,7 +214,7 @@ def vla_cases(sharded: str = "fsdp") -> None:
     @case("memory is what the plan says")
     def need(ranks: Ranks) -> None:
         import test_dry_run
-        from measured import peak_bytes
+        from measured import least_peak_bytes
 
         size = {"scratch": ScratchConfig(image_size=32, hidden_size=192, layers=6, mlp_size=768)}
         config, spec = test_dry_run.make_config("openvla_oft", size), test_dry_run.IMAGES
@@ -241,12 +241,8 @@ def vla_cases(sharded: str = "fsdp") -> None:
                 with engine.rollout_mode():
                     engine.act(observe(spec, 2), "eval")
 
-            def peak(block: Callable[[], object], engine: HybridEngine = engine) -> int:
-                # What a thread of gloo frees is not seen, so that single measurements are too large, never too small.
-                return min(peak_bytes(block, engine.device) for _ in range(4))
-
-            rollout = peak(decide)
-            train = peak(functools.partial(engine.learner.update, batch, task_descriptions))
+            rollout = least_peak_bytes(decide, engine.device)
+            train = least_peak_bytes(functools.partial(engine.learner.update, batch, task_descriptions), engine.device)
             there = ("weights", "optimiser")
             for parts, measured in (
                 (rollout_need(traced.weights, traced.lines, 0, planned).parts, rollout),
