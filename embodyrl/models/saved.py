@@ -169,6 +169,35 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightLayout:
+    """How a checkpoint's weights are spread over files."""
+
+    names: dict[str, tuple[str, ...]]
+    """Names of the weights by file."""
+    metadata: dict[str, dict[str, str] | None]
+    """Metadata by file."""
+    index: bytes | None
+    """Contents of the index; None: there is one file."""
+
+    @property
+    def all_names(self) -> list[str]:
+        """Names of all weights."""
+        return [name for names in self.names.values() for name in names]
+
+
+def weight_layout(folder: Path) -> WeightLayout:
+    """Return how a checkpoint's weights are spread over files. Only headers are read; raises what `shard_files` and
+    `open_shard` raise."""
+    names: dict[str, tuple[str, ...]] = {}
+    metadata: dict[str, dict[str, str] | None] = {}
+    for path in shard_files(folder):
+        with open_shard(path, "np") as shard:
+            names[path.name], metadata[path.name] = tuple(shard.keys()), shard.metadata()
+    index = folder / INDEX_FILE
+    return WeightLayout(names=names, metadata=metadata, index=index.read_bytes() if index.is_file() else None)
+
+
 def stored_types(folder: Path) -> Counter[str]:
     """Return the number of a checkpoint's weights by type, as safetensors names it. Only headers are read.
 

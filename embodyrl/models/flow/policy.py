@@ -119,12 +119,16 @@ class FlowPolicy(Policy):
         Raises:
             PolicyError: the simulator's actions have another size or convention.
         """
-        self.states = Normalizer(unscaled(0) if robot.states is None else robot.states)
-        self.actions = Normalizer(robot.actions)
-        self.units = SimulatorUnits(self.convention(), simulator, len(self.actions), remedy)
-        self.spec = PolicySpec(
-            kind="flow", chunk_size=chunk_size, action_dim=len(self.actions), proprio_dim=len(self.states)
-        )
+        states = Normalizer(unscaled(0) if robot.states is None else robot.states)
+        self.set_up_scales(states, Normalizer(robot.actions), simulator, chunk_size, remedy)
+
+    def set_up_scales(
+        self, states: Any, actions: Any, simulator: SimulatorSpec | None, chunk_size: int, remedy: str
+    ) -> None:
+        """Add normalisations, modules as `Normalizer` of as many numbers as their length; see `set_up_robot`."""
+        self.states, self.actions = states, actions
+        self.units = SimulatorUnits(self.convention(), simulator, len(actions), remedy)
+        self.spec = PolicySpec(kind="flow", chunk_size=chunk_size, action_dim=len(actions), proprio_dim=len(states))
 
     def set_up_flow(self, grid: TimeGrid, *, horizon: int, action_dim: int, width: int, value_width: int) -> None:
         """Add time grid, critic and exploration.
@@ -198,12 +202,22 @@ class FlowPolicy(Policy):
         size = len(self.states)
         if not size:
             return self.start.new_zeros(batch, width)
-        return functional.pad(self.states.normalize(read_state(proprio, size, self.start.device)), (0, width - size))
+        normalized: Tensor = self.states.normalize(read_state(proprio, size, self.start.device))
+        return functional.pad(normalized, (0, width - normalized.shape[-1]))
 
     def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
         """Convert the result of denoising `[B, H, A]` to actions `[B, C, D]` for the simulator."""
         actions: Tensor = self.units(self.actions.unnormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim]))
         return actions
+
+    def counted(self, entries: Tensor, result: Tensor) -> Tensor:
+        """Return what counts of log-probabilities or entropies `[B, H, A]`, `[B, C*D]`: those of executed numbers.
+
+        Args:
+            entries: of a chunk, or of one step of its denoising.
+            result: of denoising, `[B, H, A]`.
+        """
+        return self._executed(entries)
 
     @abstractmethod
     def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -274,7 +288,7 @@ class FlowPolicy(Policy):
         decision = self._summed(judged, chain[0]) if self.config.joint_logprob else _pick(judged, step)
         return ActOutput(
             actions=self.finish(x, inputs),
-            logprobs=self._executed(decision.logprob),
+            logprobs=self.counted(decision.logprob, x),
             values=decision.value,
             trace={"chain": torch.stack(chain, dim=1), "step": step, "noise_level": level},
             plan=None if self.plan_shape is None else x,
@@ -312,8 +326,11 @@ class FlowPolicy(Policy):
             decision = self._summed(every, chain[:, 0])
         else:
             decision = judge(trace["step"])
+        result = chain[:, -1]
         return EvalOutput(
-            logprobs=self._executed(decision.logprob), entropy=self._executed(decision.entropy), values=decision.value
+            logprobs=self.counted(decision.logprob, result),
+            entropy=self.counted(decision.entropy, result),
+            values=decision.value,
         )
 
     def _random_steps(self) -> int:
