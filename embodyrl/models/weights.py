@@ -179,7 +179,7 @@ def write_as_read(
     """
     parameters = dict(network.named_parameters())
     total = 0
-    for file, names in layout.names.items():
+    for file, names in layout.shapes.items():
         tensors: dict[str, Tensor] = {}
         for public in names:
             name = naming.own(public)

@@ -27,6 +27,7 @@ from embodyrl.models.gr00t_n17 import images as pictures
 from embodyrl.models.gr00t_n17.actions import GroupScale
 from embodyrl.models.gr00t_n17.prompts import plain
 from embodyrl.models.gr00t_n17.robots import Group, Way
+from embodyrl.models.policy import PLAN, PLAN_WEIGHTS
 from tests.parity.gr00t_n17_mutations import EPS, MUTATIONS
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference" / "gr00t_n17"
@@ -314,6 +315,23 @@ def test_denoising(policy: Any, condition: Any) -> None:
     plain_dit.network.action_head.model.text_every = None
     every = dataclasses.replace(condition, text=None, images=None, memory={})
     assert_near("plain_dit/actions_4", chain_of(plain_dit, every, case["in/noise"], 4)[:, -1])
+
+
+@torch.inference_mode()
+def test_real_time_chunking(condition: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, case = load(rtc=1.0, rtc_method="blended"), arrays()
+    policy.embodiment = case["in/embodiment_id"]
+    monkeypatch.setattr(policy, "recalled", lambda plan, inputs: plan)  # it is in the network's numbers already
+    horizon, overlap, frozen, rate = 7, 4, 2, 6.0  # as reference.json says
+    plan = torch.zeros_like(case["rtc/previous"])
+    plan[:, :overlap] = case["rtc/previous"][:, horizon - overlap : horizon]
+    ramp = 1.0 - (-rate * torch.linspace(0.0, 1.0, overlap - frozen + 2)).exp()
+    weights = torch.zeros(plan.shape[:2])
+    weights[:, :frozen], weights[:, frozen:overlap] = 1.0, 1.0 - (ramp / ramp[-1])[1:-1]
+    inputs = with_their_states(inputs_of(policy, "libero")) | {PLAN: plan, PLAN_WEIGHTS: weights}
+    decision = policy.decide(policy.condition(inputs), inputs, "eval", start=case["in/noise"])
+    assert_near("rtc/actions", decision.trace["chain"][:, -1])
+    assert torch.equal(decision.trace["chain"][:, -1, :frozen], plan[:, :frozen])
 
 
 # ------------------------------------------------------------------------------------------------------------- learning

@@ -210,6 +210,19 @@ class FlowPolicy(Policy):
         actions: Tensor = self.units(self.actions.unnormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim]))
         return actions
 
+    def planned(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """Return the plan `[B, H, A]` of a chunk, the result `x` of denoising, for a later decision: as the network has
+        it, unless its numbers mean something else then."""
+        return x
+
+    def recalled(self, plan: Tensor, inputs: Inputs) -> Tensor:
+        """Return the inverse of `planned`, for the inputs of another decision."""
+        return plan
+
+    def begun(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """Return what denoising starts from, for noise `x [B, H, A]` and a plan among the inputs: the noise."""
+        return x
+
     def counted(self, entries: Tensor, result: Tensor) -> Tensor:
         """Return what counts of log-probabilities or entropies `[B, H, A]`, `[B, C*D]`: those of executed numbers.
 
@@ -266,6 +279,9 @@ class FlowPolicy(Policy):
         explores = mode == "train"
         # All draws use the device of the inputs and a fixed order, so that a rollout can be reproduced.
         x = self.starting_noise(batch, mode, generator) if start is None else start
+        if PLAN in inputs:
+            inputs = inputs | {PLAN: self.recalled(inputs[PLAN], inputs)}
+            x = self.begun(x, inputs)
         step, level = torch.zeros(batch, dtype=torch.int64, device=device), x.new_full((batch,), self.noise_level)
         if explores:
             step = torch.randint(self._random_steps(), (batch,), generator=generator, device=device)
@@ -291,7 +307,7 @@ class FlowPolicy(Policy):
             logprobs=self.counted(decision.logprob, x),
             values=decision.value,
             trace={"chain": torch.stack(chain, dim=1), "step": step, "noise_level": level},
-            plan=None if self.plan_shape is None else x,
+            plan=None if self.plan_shape is None else self.planned(x, inputs),
         )
 
     def starting_noise(self, batch: int, mode: Mode, generator: torch.Generator | None = None) -> Tensor:
@@ -345,7 +361,7 @@ class FlowPolicy(Policy):
         a plan."""
         time, before, after = self.grid.at(step)
         if inputs is not None and PLAN in inputs:
-            denoised = self._guided(condition, x, time, before, inputs)
+            denoised = self.guided(condition, x, time, before, inputs)
         else:
             denoised = self.denoise(condition, x, time)
         if self.noise_network is not None:
@@ -354,7 +370,7 @@ class FlowPolicy(Policy):
         method = flow_sde if self.config.noise_method is NoiseMethod.flow_sde else flow_cps
         return denoised, method(x, denoised.velocity, before, after, level[:, None, None])
 
-    def _guided(self, condition: Any, x: Tensor, time: Tensor, share: Tensor, inputs: Inputs) -> Denoised:
+    def guided(self, condition: Any, x: Tensor, time: Tensor, share: Tensor, inputs: Inputs) -> Denoised:
         """Return the network's output with a velocity that leads to what was planned, where that counts."""
         assert self.config.rtc is not None, "only then are there plans"
         with torch.enable_grad():

@@ -37,8 +37,9 @@ class GroupScale(nn.Module):
         self.register_buffer("first", first, persistent=False)
         self.register_buffer("width", second if group.way is Way.mean_std else second - first, persistent=False)
 
-    def normalize(self, numbers: Tensor) -> Tensor:
-        """Normalise numbers `[..., D]`, or `[B, C, D]` where steps differ; sines and cosines are `[..., 2*D]`."""
+    def normalize(self, numbers: Tensor, *, clip: bool = True) -> Tensor:
+        """Normalise numbers `[..., D]`, or `[B, C, D]` where steps differ; sines and cosines are `[..., 2*D]`. `clip`:
+        if the checkpoint's processor does."""
         if self.way is Way.sin_cos:
             return torch.cat([numbers.sin(), numbers.cos()], dim=-1)
         first, width = self._of_steps(numbers)
@@ -47,14 +48,15 @@ class GroupScale(nn.Module):
         still = width == 0
         scaled = 2.0 * (numbers - first) / width.masked_fill(still, 1.0) - 1.0
         scaled = scaled.masked_fill(still, 0.0)
-        return scaled.clamp(-1.0, 1.0) if self.limit else scaled
+        return scaled.clamp(-1.0, 1.0) if self.limit and clip else scaled
 
-    def unnormalize(self, numbers: Tensor) -> Tensor:
-        """Convert normalised numbers to those of the robot; those of a range are clipped to it."""
+    def unnormalize(self, numbers: Tensor, *, clip: bool = True) -> Tensor:
+        """Convert normalised numbers to those of the robot; `clip` those of a range to it."""
         first, width = self._of_steps(numbers)
         if self.way is Way.mean_std:
             return numbers * width + first
-        return (numbers.clamp(-1.0, 1.0) + 1.0) * 0.5 * width + first
+        limited = numbers.clamp(-1.0, 1.0) if clip else numbers
+        return (limited + 1.0) * 0.5 * width + first
 
     def _of_steps(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         if self.first.dim() == 1:
@@ -104,26 +106,27 @@ class ActionScale(nn.Module):
     def __len__(self) -> int:
         return sum(self._sizes)
 
-    def normalize(self, actions: Tensor, state: Tensor) -> Tensor:
-        """Normalise actions `[B, C, D]` that are chosen in states `[B, S]`."""
-        return self._each(actions, state, to_robot=False)
+    def normalize(self, actions: Tensor, state: Tensor, *, clip: bool = True) -> Tensor:
+        """Normalise actions `[B, C, D]` that are chosen in states `[B, S]`; `clip` as in `GroupScale`."""
+        return self._each(actions, state, to_robot=False, clip=clip)
 
-    def unnormalize(self, numbers: Tensor, state: Tensor) -> Tensor:
-        """Convert the network's numbers `[B, C, D]` to actions, for states `[B, S]` of the decision."""
-        return self._each(numbers, state, to_robot=True)
+    def unnormalize(self, numbers: Tensor, state: Tensor, *, clip: bool = True) -> Tensor:
+        """Convert the network's numbers `[B, C, D]` to actions, for states `[B, S]` of the decision; `clip` as in
+        `GroupScale`."""
+        return self._each(numbers, state, to_robot=True, clip=clip)
 
-    def _each(self, numbers: Tensor, state: Tensor, *, to_robot: bool) -> Tensor:
+    def _each(self, numbers: Tensor, state: Tensor, *, to_robot: bool, clip: bool) -> Tensor:
         results: list[Tensor] = []
         parts = numbers.split(self._sizes, dim=-1)
         for scale, group, part in zip(self.groups, self._described, parts, strict=True):
             assert isinstance(scale, GroupScale)
             reference = None if group.reference is None else state[:, None, group.reference]
             if to_robot:
-                part = scale.unnormalize(part)
+                part = scale.unnormalize(part, clip=clip)
                 results.append(part if reference is None else _absolute(part, reference, pose=group.pose))
             else:
                 part = part if reference is None else _relative(part, reference, pose=group.pose)
-                results.append(scale.normalize(part))
+                results.append(scale.normalize(part, clip=clip))
         return torch.cat(results, dim=-1)
 
 

@@ -26,6 +26,7 @@ from embodyrl.models.gr00t_n17.config import (
     Architecture,
     Gr00tN17Config,
     Version,
+    check_model,
     published_config,
 )
 from embodyrl.models.gr00t_n17.geometry import FEWEST, MOST, PREPROCESSOR, Geometry
@@ -88,18 +89,20 @@ class CheckpointFiles(CheckpointFolder):
             found = {name: content for name, content in found.items() if not name.startswith(f"{VLM}/")}
             found |= _read_vlm(Path(config.vlm), version)
         files = cls(companions=found, version=version, layout=weight_layout(folder), tag=config.embodiment_tag)
+        if not files.of_lerobot:  # whose config.json is the same for all versions
+            check_model(files.written, version)
         return files._checked().with_numbers(config)
 
     def _checked(self) -> CheckpointFiles:
         """Return itself; raises a `PolicyError` if the weights are those of another version."""
         assert self.layout is not None
-        refuse_weights(self.layout.all_names, self.version.model_type, self.prefix)
+        refuse_weights(self.layout.all_shapes, self.version.model_type, self.prefix)
         return self
 
     @property
     def prefix(self) -> str:
         """Beginning of the names of all weights."""
-        names = [] if self.layout is None else self.layout.all_names
+        names = {} if self.layout is None else self.layout.all_shapes
         return LEROBOT_PREFIX if names and all(name.startswith(LEROBOT_PREFIX) for name in names) else ""
 
     @cached_property
@@ -117,7 +120,9 @@ class CheckpointFiles(CheckpointFolder):
         """NVIDIA's config.json. LeRobot's has no sizes: those are the published ones, or follow from the weights."""
         if not self.of_lerobot:
             return self.written
-        return lerobot.stated_config(published_config(self.version), self.written)
+        shapes = {} if self.layout is None else self.layout.all_shapes
+        own = {name.removeprefix(self.prefix): shape for name, shape in shapes.items()}
+        return lerobot.stated_config(published_config(self.version), self.written, own)
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -205,7 +210,8 @@ class CheckpointFiles(CheckpointFolder):
         for tag, index in known.items():
             if isinstance(index, bool) or not isinstance(index, int):
                 raise wrong(f"{self.processing.embodiments_file}: {tag}", index, "a whole number")
-        return embodiment_number(self.robot.tag, number, self.architecture.head.embodiments, known)
+        stated = known.get(self.robot.tag) if number is None else number
+        return embodiment_number(self.robot.tag, stated, self.architecture.head.embodiments, known)
 
     def prompts(self, size: tuple[int, int], images: int, tasks: Sequence[str], length: int | None) -> PlacedPrompts:
         """Return the prompts about images of a size (height, width).

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Self
 
 from embodyrl.config.schema import WIDEST_LAYER, setting
@@ -15,6 +16,13 @@ from embodyrl.models.gr00t.config import HeadSizes, Transformer, ValueInput, ref
 from embodyrl.models.vla.folder import CONFIG, check_real, check_whole, damaged, wrong
 
 # -------------------------------------------------------------------------------------------------------------- options
+
+
+class Continuation(StrEnum):
+    """How real-time chunking makes a chunk go on from the one before."""
+
+    guided = "guided"
+    blended = "blended"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +71,9 @@ class Gr00tN17Config(FlowConfig):
     count_clipped: bool = setting(False)
     """Whether log-probabilities count numbers of actions that decoding clips. Whatever lies beyond the range of the
     statistics acts as its end does, so that noise there explores nothing. True: they count, as in RLinf."""
+    rtc_method: Continuation = setting(Continuation.guided)
+    """With `rtc`: guided, as all flow policies are here; blended, as in GR00T's public code: denoising begins with what
+    was planned, and moves it the less the more it is held to. `rtc` is no weight then."""
     embodiment_tag: str | None = setting(None)
     """The robot, by the name that it has in the checkpoint's statistics. null: the only one there."""
     embodiment_id: int | None = setting(None, low=0)

@@ -3,6 +3,7 @@ torch."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import Any
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.gr00t_n17.robots import Settings, Source
 from embodyrl.models.lerobot import ACTION, POSTPROCESSOR, PREPROCESSOR, STATE, section, steps_of
+from embodyrl.models.saved import parse_json
 from embodyrl.models.vla.folder import as_json, parse_statistics, wrong
 
 PACK, ENCODE, DECODE, UNPACK = (
@@ -24,6 +26,13 @@ IMAGES = (
 )
 """Settings of images."""
 HORIZON = "chunk_size"
+SIZES: Mapping[str, tuple[str, ...]] = {
+    "action_head.state_encoder.layer1.W": ("max_num_embodiments", "max_state_dim", "hidden_size"),
+    "action_head.action_encoder.W1.W": ("max_num_embodiments", "max_action_dim", "input_embedding_dim"),
+    "action_head.position_embedding.weight": ("max_seq_len", "input_embedding_dim"),
+    "action_head.vlln.weight": ("backbone_embedding_dim",),
+}
+"""Entries of NVIDIA's config.json by the weights whose shapes they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +77,47 @@ class Processing:
         return found
 
 
-def stated_config(published: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the published config.json with what LeRobot's states of it."""
-    stated = {name: written[name] for name in ("max_state_dim", "max_action_dim") if name in written}
-    return {**published, **stated}
+def stated_config(
+    published: Mapping[str, Any], written: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    """Return NVIDIA's config.json of a LeRobot policy: the published one, with the sizes that its weights have.
+
+    Args:
+        published: config.json of the published model, whose heads have the same width.
+        written: LeRobot's config.json.
+        shapes: of the weights, by their names in NVIDIA's files.
+    """
+    found = dict(published)
+    for name, keys in SIZES.items():
+        if len(shape := shapes.get(name, ())) == len(keys):
+            found |= {key: size for key, size in zip(keys, shape, strict=True) if key}
+    dit, attention = published["diffusion_model_cfg"], published.get("vl_self_attention_cfg")
+    outputs = shapes.get("action_head.model.proj_out_2.weight", (dit["output_dim"],))[0]
+    found["diffusion_model_cfg"] = dit | {"output_dim": outputs}
+    found["diffusion_model_cfg"] |= _stack(shapes, "action_head.model", dit, found["input_embedding_dim"])
+    if attention is not None:
+        own = _stack(shapes, "action_head.vl_self_attention", attention, found["backbone_embedding_dim"])
+        found["vl_self_attention_cfg"] = attention | own
+    layers = _layers(shapes, "layers", "language_model.")
+    horizon = written.get(HORIZON, published["action_horizon"])
+    return found | {"select_layer": layers or published["select_layer"], "action_horizon": horizon}
+
+
+def _layers(shapes: Mapping[str, tuple[int, ...]], stack: str, part: str) -> int:
+    """Return the number of layers of a stack."""
+    pattern = re.compile(rf"{re.escape(part)}(?:.*\.)?{stack}\.(\d{{1,4}})\.")
+    return max((int(found[1]) + 1 for name in shapes if (found := pattern.search(name))), default=0)
+
+
+def _stack(
+    shapes: Mapping[str, tuple[int, ...]], part: str, published: Mapping[str, Any], width: int
+) -> dict[str, int]:
+    """Return number of layers and heads of a transformer."""
+    layers = _layers(shapes, "transformer_blocks", f"{part}.")
+    return {
+        "num_layers": layers or published["num_layers"],
+        "num_attention_heads": max(1, width // published["attention_head_dim"]),
+    }
 
 
 def _step(companions: Mapping[str, bytes], file: str, *names: str) -> Mapping[str, Any] | None:
@@ -151,8 +197,6 @@ def with_robot(companions: Mapping[str, bytes], tag: str, numbers: Any, modaliti
         (PREPROCESSOR, PACK, {"embodiment_tag": tag}),
         (POSTPROCESSOR, DECODE, {}),
     ):
-        from embodyrl.models.saved import parse_json
-
         content = parse_json(companions[file], file)
         for step in content["steps"]:
             if str(step.get("registry_name")).startswith((start, UNPACK)):

@@ -24,11 +24,11 @@ from embodyrl.models.gr00t.head import Condition, Embodiment
 from embodyrl.models.gr00t_n17.actions import ActionScale, StateScale
 from embodyrl.models.gr00t_n17.check import incompatibilities
 from embodyrl.models.gr00t_n17.checkpoint import CheckpointFiles
-from embodyrl.models.gr00t_n17.config import Gr00tN17Config, Qwen
+from embodyrl.models.gr00t_n17.config import Continuation, Gr00tN17Config, Qwen
 from embodyrl.models.gr00t_n17.images import pixel_values
 from embodyrl.models.gr00t_n17.network import UNUSED, Gr00tNetwork, Names
 from embodyrl.models.gr00t_n17.prompts import PlacedPrompts
-from embodyrl.models.policy import ACTION_WEIGHTS, Inputs, ParallelPlan, PolicyObservation
+from embodyrl.models.policy import ACTION_WEIGHTS, PLAN, PLAN_WEIGHTS, Inputs, ParallelPlan, PolicyObservation
 from embodyrl.models.saved import open_shard, shard_files, with_kept
 from embodyrl.models.vla.fits import SimulatorSizes
 from embodyrl.models.vla.processor import check_images, read_state
@@ -171,6 +171,36 @@ class Gr00tN17Policy(FlowPolicy):
         actions: Tensor = self.units(self.actions.unnormalize(numbers, inputs[RAW_STATE]))
         return actions
 
+    # ----------------------------------------------------------------------------------------------------------- plans
+
+    def planned(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """See `FlowPolicy.planned`; actions of the robot, because numbers of relative ones depend on state and step."""
+        return self._padded(self.actions.unnormalize(x[..., : self.spec.action_dim], inputs[RAW_STATE], clip=False))
+
+    def recalled(self, plan: Tensor, inputs: Inputs) -> Tensor:
+        """See `FlowPolicy.recalled`."""
+        return self._padded(self.actions.normalize(plan[..., : self.spec.action_dim], inputs[RAW_STATE], clip=False))
+
+    def begun(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """See `FlowPolicy.begun`; what was planned, if it is blended in."""
+        if self.config.rtc_method is Continuation.guided:
+            return x
+        return torch.where(inputs[PLAN_WEIGHTS].unsqueeze(-1) > 0.0, inputs[PLAN], x)
+
+    def guided(self, condition: Condition, x: Tensor, time: Tensor, share: Tensor, inputs: Inputs) -> Denoised:
+        """See `FlowPolicy.guided`; or the velocity, the smaller the more a step is held to its plan."""
+        if self.config.rtc_method is Continuation.guided:
+            return super().guided(condition, x, time, share, inputs)
+        denoised = self.denoise(condition, x, time)
+        return Denoised(denoised.velocity * (1.0 - inputs[PLAN_WEIGHTS].unsqueeze(-1)), denoised.hidden)
+
+    def _padded(self, numbers: Tensor) -> Tensor:
+        """Fill actions `[B, C, D]` with zeros to `[B, H, A]`."""
+        horizon, width = self.start.shape
+        return functional.pad(numbers, (0, width - numbers.shape[2], 0, horizon - numbers.shape[1]))
+
+    # -------------------------------------------------------------------------------------------------------- learning
+
     def counted(self, entries: Tensor, result: Tensor) -> Tensor:
         """See `FlowPolicy.counted`; 0 for numbers that decoding clips, because what lies beyond the range acts as its
         end does."""
@@ -185,18 +215,15 @@ class Gr00tN17Policy(FlowPolicy):
         episode, and for the zeros that pad an action, as in public training."""
         own = self.units.inverse(actions).float()
         data = self.actions.normalize(own, inputs[RAW_STATE])
-        horizon, width = self.start.shape
-        missing = (0, width - data.shape[2], 0, horizon - data.shape[1])
         known = inputs.get(ACTION_WEIGHTS, actions.new_ones(actions.shape[:2]))
         counts = (known > 0).to(data.dtype).unsqueeze(-1).expand_as(data)
-        return functional.pad(data, missing), functional.pad(counts, missing)
+        return self._padded(data), self._padded(counts)
 
     # ----------------------------------------------------------------------------------------------------------- parts
 
     def tokens_per_observation(self, task: str) -> int:
         """See `Policy.tokens_per_observation`; tokens of the backbone, images included."""
-        assert self._image_size is not None
-        return int(self.prompts_for(self._image_size).batch([task])[0].shape[1])
+        return int(self.prompts_for(self._image_size or self.geometry.target).batch([task])[0].shape[1])
 
     def parallel_plan(self) -> ParallelPlan:
         """See `Policy.parallel_plan`: blocks are all transformer layers; adapters go to the vision-language model, and

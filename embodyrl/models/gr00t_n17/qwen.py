@@ -9,7 +9,6 @@ transformer, `B` samples, `L` tokens of a prompt, `E` width of the language mode
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -27,41 +26,39 @@ Grid = tuple[int, int]
 # --------------------------------------------------------------------------------------------------- places of patches
 
 
-def merge_order(grid: Grid, merge: int) -> Tensor:
-    """Return the place `[P]` of each patch in an image read row by row; patches of a token follow each other."""
+def in_merge_order(places: Tensor, grid: Grid, merge: int) -> Tensor:
+    """Bring `[.., height*width]` of an image read row by row into the order in which patches of a token follow each
+    other."""
     height, width = grid
-    places = torch.arange(height * width).view(height // merge, merge, width // merge, merge)
-    return places.transpose(1, 2).flatten()
+    squares = torch.unflatten(places, -1, (height // merge, merge, width // merge, merge))
+    return squares.transpose(-3, -2).flatten(-4)
 
 
-@lru_cache(maxsize=16)
 def learned_places(grid: Grid, side: int, merge: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return which learned positions each patch lies between, `[4, P]`, and their weights `[4, P, 1]`: bilinear, with
     the corners of both grids on each other."""
-    with torch.inference_mode(False):
-        corners: list[tuple[Tensor, Tensor]] = []
-        for length in grid:
-            at = torch.linspace(0, side - 1, length)
-            low = at.int()
-            corners += [(torch.stack([low, (low + 1).clamp(max=side - 1)]), torch.stack([1 - (at - low), at - low]))]
-        (rows, tall), (columns, wide) = corners
-        places = (rows[:, None, :, None] * side + columns[None, :, None, :]).flatten(2).flatten(0, 1)
-        weights = (tall[:, None, :, None] * wide[None, :, None, :]).flatten(2).flatten(0, 1)
-        order = merge_order(grid, merge)
-        return places[:, order].long().to(device), weights[:, order].unsqueeze(-1).to(device)
+    lows, shares = [], []
+    for length in grid:
+        at = torch.linspace(0, side - 1, length, device=device)
+        low = at.long()
+        lows.append(torch.stack([low, (low + 1).clamp(max=side - 1)]))
+        shares.append(torch.stack([1 - (at - low), at - low]))
+    (rows, columns), (tall, wide) = lows, shares
+    places = (rows[:, None, :, None] * side + columns[None, :, None, :]).flatten(2).flatten(0, 1)
+    weights = (tall[:, None, :, None] * wide[None, :, None, :]).flatten(2).flatten(0, 1)
+    return in_merge_order(places, grid, merge), in_merge_order(weights, grid, merge).unsqueeze(-1)
 
 
-@lru_cache(maxsize=16)
 def rotary_places(grid: Grid, head_dim: int, merge: int, device: torch.device) -> Rotation:
     """Return cosines and sines `[P, head_dim]` of rows, in one half of the frequencies, and columns, in the other."""
-    with torch.inference_mode(False):
-        half = head_dim // 2
-        frequencies = 1.0 / PERIOD ** (torch.arange(0, half, 2, dtype=torch.float32) / half)
-        order = merge_order(grid, merge)
-        places = torch.stack([order // grid[1], order % grid[1]], dim=1)
-        angles = (places.unsqueeze(-1).float() * frequencies).flatten(1)
-        angles = torch.cat([angles, angles], dim=-1).to(device)
-        return angles.cos(), angles.sin()
+    half = head_dim // 2
+    steps = torch.arange(0, half, 2, dtype=torch.float32, device=device)
+    frequencies = 1.0 / PERIOD ** (steps / half)
+    places = in_merge_order(torch.arange(grid[0] * grid[1], device=device), grid, merge)
+    both = torch.stack([places // grid[1], places % grid[1]], dim=1)
+    angles = (both.unsqueeze(-1).float() * frequencies).flatten(1)
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos(), angles.sin()
 
 
 # ----------------------------------------------------------------------------------------------- the vision transformer
@@ -200,15 +197,13 @@ class VisionModel(nn.Module):
 # ---------------------------------------------------------------------------------------------------- places of tokens
 
 
-@lru_cache(maxsize=16)
-def _axes(sections: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return which of time, row and column each rotary frequency belongs to, `[half]`: they take turns, as long as
+def axes_of(sections: Sequence[int], device: torch.device) -> Tensor:
+    """Return which of time (0), row and column each rotary frequency belongs to, `[half]`: they take turns, as long as
     rows and columns have any left."""
-    with torch.inference_mode(False):
-        axes = torch.zeros(sum(sections), dtype=torch.int64)
-        for axis in (1, 2):
-            axes[axis : 3 * sections[axis] : 3] = axis
-        return axes.to(device)
+    index = torch.arange(sum(sections), device=device)
+    turn = index % 3
+    rows, columns = (((turn == axis) & (index < 3 * sections[axis])).long() for axis in (1, 2))
+    return rows + 2 * columns
 
 
 def text_rotation(places: Tensor, sections: Sequence[int], base: float) -> Rotation:
@@ -216,7 +211,7 @@ def text_rotation(places: Tensor, sections: Sequence[int], base: float) -> Rotat
     half = sum(sections)
     steps = torch.arange(0, 2 * half, 2, dtype=torch.float32, device=places.device)
     frequencies = 1.0 / base ** (steps / (2 * half))
-    own = places.index_select(1, _axes(tuple(sections), places.device)).transpose(1, 2)
+    own = places.index_select(1, axes_of(sections, places.device)).transpose(1, 2)
     angles = own.float() * frequencies
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos(), angles.sin()

@@ -149,13 +149,19 @@ class Source:
         listed = ", ".join(sorted(known)) or "none"
         if tag is None:
             if len(known) != 1:
-                raise PolicyError(f"{self.numbers} has statistics of {len(known)} robots", f"set it to one of {listed}")
+                raise PolicyError(
+                    f"{self.numbers} has statistics of {len(known)} robots",
+                    f"set model.embodiment_tag to one of {listed}",
+                )
             return known[0]
-        for names, where in ((self.modalities, self.origin), (self.statistics, self.numbers)):
+        for names, where, what in (
+            (self.statistics, self.numbers, "statistics"),
+            (self.modalities, self.origin, "modality_configs"),
+        ):
             if tag not in names:
                 hint = did_you_mean(tag, names, lead=" - ")
                 raise PolicyError(
-                    f"{where} has no robot {tag!r}{hint} (known: {listed})",
+                    f"{where} has no {what} of embodiment_tag = {tag!r}{hint} (known: {listed})",
                     "choose one of these, or set model.statistics to the meta/stats.json of demonstrations",
                 )
         return tag
