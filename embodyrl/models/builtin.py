@@ -144,7 +144,7 @@ register_family(
     **GR00T_N17,
     published="the published GR00T N1.7 (3.1B)",
     checkpoints=[
-        PublicCheckpoint(name="hf://nvidia/GR00T-N1.7-LIBERO", tasks=["libero/*"]),
+        *(on_libero(f"hf://nvidia/gr00t17-lerobot-libero_{suite}-640", suite) for suite in SUITES),
         PublicCheckpoint(name="hf://nvidia/GR00T-N1.7-3B"),
     ],
     summary="GR00T N1.7 (3B): images, robot state and a task description; a chunk of actions from noise",
