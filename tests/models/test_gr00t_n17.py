@@ -173,9 +173,9 @@ def test_what_is_saved_is_what_was_loaded(layout: str, wholes: dict[str, Path], 
     assert torch.equal(eval_actions(load(saved)), eval_actions(policy))
 
 
-def test_weights_of_lerobot(folder: Path, tmp_path: Path) -> None:
-    """Its config.json has no sizes; they follow from the weights, but for the width of heads, which is the published
-    one."""
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkpoint with heads of the published width in NVIDIA's layout and in LeRobot's."""
     wide = {"action_size": 96, "hidden_size": 64, "heads": 1, "image_size": 32, "layers": 2, "vision_layers": 2}
     made = build_section(ModelConfig, {"name": "gr00t_n17", "scratch": wide | {"action_horizon": HORIZON}})
     own: Any = build_policy(made, SPEC, chunk_size=CHUNK, seed=0)
@@ -184,8 +184,7 @@ def test_weights_of_lerobot(folder: Path, tmp_path: Path) -> None:
     content = json.loads(own.files.companions["config.json"]) | {"diffusion_model_cfg": dit}
     companions = {**own.files.companions, "config.json": json.dumps(content).encode()}
     own.files = dataclasses.replace(own.files, companions=companions)
-    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
-    first.mkdir()
+    first = tmp_path_factory.mktemp("nvidia")
     own.save(first, made)
     (first / "policy.json").unlink()
     groups = json.loads((first / "processor_config.json").read_text())["processor_kwargs"]["modality_configs"]
@@ -193,16 +192,37 @@ def test_weights_of_lerobot(folder: Path, tmp_path: Path) -> None:
         robots[TAG] = robots.pop("simulator")
     rewrite(first / "processor_config.json", lambda found: found["processor_kwargs"].update(modality_configs=groups))
     (first / "statistics.json").write_text(json.dumps(numbers))
+    return first, in_lerobot(Path(shutil.copytree(first, tmp_path_factory.mktemp("lerobot") / "checkpoint")))
+
+
+def test_weights_of_lerobot(both: tuple[Path, Path], folder: Path, tmp_path: Path) -> None:
+    """Its config.json has no sizes; they follow from the weights, but for the width of heads, which is the published
+    one."""
+    first, second = both
     nvidia = load(first, embodiment_id=0)
-    policy = load(in_lerobot(Path(shutil.copytree(first, second))))
+    policy = load(second)
     assert policy.network.sizes == nvidia.network.sizes
-    for each in (nvidia, policy):
-        each.actions = nvidia.actions
     assert torch.equal(eval_actions(policy), eval_actions(nvidia))
-    third.mkdir()
-    policy.save(third, policy.config)
+    policy.save(tmp_path, policy.config)
     for path in second.iterdir():
-        assert path.is_dir() or path.read_bytes() == (third / path.name).read_bytes(), path
+        assert path.is_dir() or path.read_bytes() == (tmp_path / path.name).read_bytes(), path
+    with pytest.raises(PolicyError, match="24 wide, which is no multiple of 48, the width of the published"):
+        load(in_lerobot(folder))
+
+
+def test_cameras_of_several_sizes_are_refused(both: tuple[Path, Path], tmp_path: Path) -> None:
+    """Unless they have one size when the network sees them."""
+    folder = Path(shutil.copytree(both[1], tmp_path / "checkpoint"))
+
+    def with_images(*shapes: list[int]) -> str:
+        images = {f"observation.images.{at}": {"type": "VISUAL", "shape": shape} for at, shape in enumerate(shapes)}
+        rewrite(folder / "config.json", lambda content: content.update(input_features=images))
+        return issues(folder)
+
+    wide = with_images([3, 256, 256], [3, 480, 640])
+    assert "images have several sizes when the network sees them: observation.images.0 (256 x 256 pixels), " in wide
+    assert "take a checkpoint whose cameras have one size" in wide
+    assert "several sizes" not in with_images([3, 256, 256], [480, 480, 3])
 
 
 def test_an_output_layer_that_is_not_the_table_is_refused(folder: Path) -> None:

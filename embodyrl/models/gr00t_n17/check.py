@@ -162,17 +162,18 @@ def incompatibilities(
             f"{counted(len(robot.cameras), 'image')} of {robot.tag!r}: {', '.join(robot.cameras)}",
             "name a camera of the simulator for each, in this order",
         )
-    yield from check_horizon(chunk, sizes.action_horizon, predicts=PREDICTS)
-    if robot.steps is not None and robot.steps > sizes.action_horizon:
+    horizon, predicts = sizes.action_horizon, PREDICTS
+    if robot.steps is not None and robot.steps > horizon:
         yield ConfigIssue(
             "model.checkpoint",
             f"{files.processing.file}: {robot.tag}.action.delta_indices names {robot.steps} steps, but "
-            f"{PREDICTS.format(horizon=sizes.action_horizon)} (action_horizon)",
+            f"{PREDICTS.format(horizon=horizon)} (action_horizon)",
             "download both files of the same checkpoint",
         )
-    elif robot.steps is not None:
-        means = f"only {{horizon}} actions of {robot.tag!r} mean something (delta_indices); further ones are noise"
-        yield from check_horizon(min(chunk, sizes.action_horizon), robot.steps, predicts=means)
+    elif robot.steps is not None and robot.steps < horizon:
+        horizon = robot.steps
+        predicts = f"only {{horizon}} actions of {robot.tag!r} mean something (delta_indices); further ones are noise"
+    yield from check_horizon(chunk, horizon, predicts=predicts)
     rows = (
         (
             "state",

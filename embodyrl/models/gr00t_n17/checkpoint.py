@@ -183,13 +183,16 @@ class CheckpointFiles(CheckpointFolder):
         """How images are processed; raises a `PolicyError` if a file is damaged."""
         content = self.companions.get(PREPROCESSOR)
         limits = (1, 2**31) if self.version is N16 else (FEWEST, MOST)
-        return Geometry.read(
+        found = Geometry.read(
             self.processing.settings,
             self.processing.file,
             self.architecture.vlm,
             {} if content is None else parse_json(content, PREPROCESSOR),
             limits,
         )
+        if self.of_lerobot:
+            lerobot.refuse_several_sizes(self.written, found)
+        return found
 
     @cached_property
     def robot(self) -> Robot:

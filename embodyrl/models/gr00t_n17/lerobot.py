@@ -4,16 +4,26 @@ torch."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.gr00t_n17.geometry import Geometry
 from embodyrl.models.gr00t_n17.robots import Settings, Source
-from embodyrl.models.lerobot import ACTION, POSTPROCESSOR, PREPROCESSOR, STATE, section, steps_of
+from embodyrl.models.lerobot import (
+    ACTION,
+    POSTPROCESSOR,
+    PREPROCESSOR,
+    STATE,
+    VISION,
+    features_of,
+    section,
+    steps_of,
+)
 from embodyrl.models.saved import parse_json
-from embodyrl.models.vla.folder import as_json, parse_statistics, wrong
+from embodyrl.models.vla.folder import CONFIG, as_json, parse_statistics, wrong
 
 PACK, ENCODE, DECODE, UNPACK = (
     *("groot_n1_7_pack_inputs", "groot_n1_7_vlm_encode", "groot_n1_7_action_decode"),
@@ -103,6 +113,26 @@ def stated_config(
     return found | {"select_layer": layers or published["select_layer"], "action_horizon": horizon}
 
 
+def refuse_several_sizes(written: Mapping[str, Any], geometry: Geometry) -> None:
+    """Raise a `PolicyError` if the images of a LeRobot policy are not of one size when the network sees them."""
+    sizes: dict[tuple[int, int], str] = {}
+    for name, feature in features_of(written).items():
+        if feature.get("type") == VISION and len(feature["shape"]) == 3:
+            height, width = sorted_sides(feature["shape"])
+            sizes.setdefault(geometry.tokens(height, width), f"{name} ({height} x {width} pixels)")
+    if len(sizes) > 1:
+        raise PolicyError(
+            f"{CONFIG}: images have several sizes when the network sees them: {', '.join(sizes.values())}",
+            "take a checkpoint whose cameras have one size, as all cameras of a simulator have (env.image_size)",
+        )
+
+
+def sorted_sides(shape: Sequence[int]) -> tuple[int, int]:
+    """Return height and width of an image's shape, whose channel is first or last."""
+    height, width = shape[1:] if shape[0] == 3 else shape[:2]
+    return max(1, height), max(1, width)
+
+
 def _layers(shapes: Mapping[str, tuple[int, ...]], stack: str, part: str) -> int:
     """Return the number of layers of a stack."""
     pattern = re.compile(rf"{re.escape(part)}(?:.*\.)?{stack}\.(\d{{1,4}})\.")
@@ -113,11 +143,14 @@ def _stack(
     shapes: Mapping[str, tuple[int, ...]], part: str, published: Mapping[str, Any], width: int
 ) -> dict[str, int]:
     """Return number of layers and heads of a transformer."""
-    layers = _layers(shapes, "transformer_blocks", f"{part}.")
-    return {
-        "num_layers": layers or published["num_layers"],
-        "num_attention_heads": max(1, width // published["attention_head_dim"]),
-    }
+    layers, head = _layers(shapes, "transformer_blocks", f"{part}."), published["attention_head_dim"]
+    if width % head:
+        raise PolicyError(
+            f"{CONFIG} is LeRobot's, which has no sizes, and {part} is {width} wide, which is no multiple of {head}, "
+            "the width of the published model's heads",
+            "give the checkpoint in NVIDIA's layout",
+        )
+    return {"num_layers": layers or published["num_layers"], "num_attention_heads": width // head}
 
 
 def _step(companions: Mapping[str, bytes], file: str, *names: str) -> Mapping[str, Any] | None:
