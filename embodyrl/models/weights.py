@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -77,10 +77,17 @@ def read_metadata(folder: Path) -> Mapping[str, str] | None:
     return found
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+def _tensors(path: Path, names: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Yield a file's tensors with their names; `names`: only these, None: all."""
     with open_shard(path, "pt") as shard:
         for name in shard.keys():  # noqa: SIM118 - not a mapping
-            yield name, shard.get_tensor(name)
+            if names is None or name in names:
+                yield name, shard.get_tensor(name)
+
+
+def read_named(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """Return some tensors of a checkpoint, by their names in its files; raises what `read_weights` does."""
+    return {name: tensor for path in shard_files(folder) for name, tensor in _tensors(path, names)}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -15,15 +15,23 @@ from embodyrl.models.gr00t.prompts import PromptError
 from embodyrl.models.gr00t_n17.checkpoint import CheckpointFiles
 from embodyrl.models.gr00t_n17.config import Gr00tN17Config
 from embodyrl.models.gr00t_n17.robots import Robot
+from embodyrl.models.lerobot import LerobotInfo
 from embodyrl.models.saved import with_kept
 from embodyrl.models.vla.cameras import check_there
-from embodyrl.models.vla.fits import SimulatorSizes, attempt, check_horizon, check_patches, check_without_checkpoint
+from embodyrl.models.vla.fits import (
+    SimulatorSizes,
+    attempt,
+    check_horizon,
+    check_patches,
+    check_without_checkpoint,
+    note_executed,
+)
 from embodyrl.screen import counted
 
 PREDICTS = "the model denoises {horizon} actions at a time"
 
 
-class Gr00tN17Info(FlowInfo):
+class Gr00tN17Info(FlowInfo, LerobotInfo):
     """GR00T N1.7 and N1.6."""
 
     def sizes(self, model: Gr00tN17Config, chunk_size: int) -> FlowSizes:
@@ -56,11 +64,12 @@ class Gr00tN17Info(FlowInfo):
             yield from _check_folder(config, model)
 
     def notes(self, config: Config) -> Iterator[str]:
-        """Yield a text if the checkpoint states another number of denoising steps than the config."""
+        """Yield texts if the checkpoint was meant to act otherwise than the config says."""
         model = config.model
         assert isinstance(model, Gr00tN17Config)
         if model.checkpoint is not None and Path(model.checkpoint).is_dir():
             files = CheckpointFiles.read(model)
+            yield from note_executed(config, files.written.get("n_action_steps"))
             if (steps := files.architecture.steps) != model.denoising_steps:
                 yield (
                     f"the checkpoint states {steps} denoising steps (num_inference_timesteps), here there are "

@@ -29,10 +29,10 @@ from embodyrl.models.gr00t_n17.images import pixel_values
 from embodyrl.models.gr00t_n17.network import UNUSED, Gr00tNetwork, Names
 from embodyrl.models.gr00t_n17.prompts import PlacedPrompts
 from embodyrl.models.policy import ACTION_WEIGHTS, PLAN, PLAN_WEIGHTS, Inputs, ParallelPlan, PolicyObservation
-from embodyrl.models.saved import open_shard, shard_files, with_kept
+from embodyrl.models.saved import weight_layout, with_kept
 from embodyrl.models.vla.fits import SimulatorSizes
 from embodyrl.models.vla.processor import check_images, read_state
-from embodyrl.models.weights import Naming, write_as_read, write_weights
+from embodyrl.models.weights import Naming, read_named, write_as_read, write_weights
 
 RAW_STATE = "raw_state"
 """Name in inputs of the robot's state as it is, `[B, S]`, which actions may be relative to."""
@@ -254,16 +254,11 @@ class Gr00tN17Policy(FlowPolicy):
             PolicyError: see `FlowPolicy.load`; or the output layer of the language model is not its table.
         """
         super().load(folder)
-        names, self.unused = self.names, {}
-        tied: list[Tensor] = []
-        for path in shard_files(folder):
-            with open_shard(path, "pt") as shard:
-                for name in shard.keys():  # noqa: SIM118 - not a mapping
-                    if name.removeprefix(names.prefix).startswith(UNUSED):
-                        self.unused[name] = shard.get_tensor(name)
-                    elif name in (names.table, names.output):
-                        tied.append(shard.get_tensor(name))
-        if len(tied) == 2 and not torch.equal(*tied):
+        names = self.names
+        there = weight_layout(folder).all_shapes
+        self.unused = read_named(folder, {each for each in there if each.removeprefix(names.prefix).startswith(UNUSED)})
+        both = {names.table, names.output}
+        if both <= there.keys() and not torch.equal(*read_named(folder, both).values()):
             raise PolicyError(
                 f"weights in {folder}: {names.output} differs from {names.table}, to which it is tied in this model",
                 "remove one of the two, or download the checkpoint again",

@@ -176,7 +176,7 @@ class VisionModel(nn.Module):
         """Return the learned positions `[P, W]`, interpolated to a grid."""
         places, weights = learned_places(grid, self.sizes.positions, self.sizes.merge, device)
         learned = functional.embedding(places, self.pos_embed.weight)
-        return (learned * weights.to(learned.dtype)).sum(0)
+        return (learned * weights).sum(0).to(learned.dtype)
 
     def forward(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return tokens `[M, Q, E]` of images `[M, 3, h, w]`, and those of the inner layers."""
