@@ -29,7 +29,7 @@ from embodyrl.models.gr00t_n17.network import UNUSED, Gr00tNetwork, Names
 from embodyrl.models.gr00t_n17.prompts import plain, token_places
 from embodyrl.models.gr00t_n17.robots import ActionGroup, Robot, Way
 from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE
-from embodyrl.models.vla.config import WeightType
+from embodyrl.models.vla.config import StateInput, WeightType
 from embodyrl.planning.weightless import build_weightless
 from tests.parity import gr00t_formula
 from tests.parity.formula import SPEC, TASKS, observation
@@ -298,6 +298,16 @@ def test_relative_actions_belong_to_the_state_of_the_decision(wholes: dict[str, 
     data, counts = policy.sft_targets(actions, inputs)
     assert torch.allclose(data[:, :CHUNK, :6], torch.zeros(2, CHUNK, 6), atol=1e-5)
     assert counts.sum() == 2 * CHUNK * 7 and not counts[:, CHUNK:].any()
+
+
+def test_a_state_that_is_not_read(wholes: dict[str, Path]) -> None:
+    """The network gets zeros; only relative actions need it."""
+    policy = load(wholes["gr00t_n17"], state="none")
+    inputs = policy.preprocess(observation(2))
+    assert not inputs["state"].any() and inputs["raw_state"].any() and policy.spec.proprio_dim == 8
+    absolute = build_policy(Gr00tN17Config(name="gr00t_n17", state=StateInput.none), SPEC, chunk_size=2, seed=0)
+    unseen = absolute.preprocess(dataclasses.replace(observation(2), proprio=None))
+    assert absolute.spec.proprio_dim == 0 and not unseen["state"].any()
 
 
 def test_poses_are_composed_and_taken_apart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from embodyrl.models.gr00t_n17.robots import Robot
 from embodyrl.models.lerobot import LerobotInfo
 from embodyrl.models.saved import with_kept
 from embodyrl.models.vla.cameras import check_there
+from embodyrl.models.vla.config import StateInput
 from embodyrl.models.vla.fits import (
     SimulatorSizes,
     attempt,
@@ -119,6 +121,7 @@ def _check_folder(config: Config, model: Gr00tN17Config) -> Iterator[ConfigIssue
     robot = yield from attempt("model.embodiment_tag", lambda: files.robot)
     if robot is None:
         return
+    robot = read_by(robot, model.state)
     yield from attempt("model.embodiment_tag", lambda: files.embodiment(model.embodiment_id))
     cameras = config.env.cameras
     yield from incompatibilities(files, robot, config.rollout.chunk_size, cameras, SimulatorSizes.of_config(config))
@@ -145,6 +148,12 @@ def _setting(error: PolicyError, model: Gr00tN17Config) -> str:
     if model.statistics is not None and model.statistics in str(error):
         return "model.statistics"
     return "model.vlm" if "vlm" in str(error) else "model.checkpoint"
+
+
+def read_by(robot: Robot, state: StateInput) -> Robot:
+    """Return a robot without its state if nothing reads it: neither the network nor relative actions."""
+    is_read = state is StateInput.token or any(group.reference is not None for group in robot.action)
+    return robot if is_read else dataclasses.replace(robot, state=())
 
 
 def incompatibilities(
@@ -211,7 +220,7 @@ def incompatibilities(
                 f"{what} of {robot.tag!r} has {encoded} numbers ({listed}), but the checkpoint takes {most} at most",
                 "choose another robot",
             )
-        if wanted is not None and size != wanted:
+        if wanted is not None and size != wanted and groups:
             yield ConfigIssue(
                 "model.embodiment_tag",
                 f"{what} of {robot.tag!r} has {size} numbers ({listed}), the simulator's has {wanted}",

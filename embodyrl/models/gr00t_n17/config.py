@@ -13,6 +13,7 @@ from embodyrl.config.schema import WIDEST_LAYER, setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig
 from embodyrl.models.gr00t.config import HeadSizes, Transformer, ValueInput, refuse_version
+from embodyrl.models.vla.config import StateInput
 from embodyrl.models.vla.folder import CONFIG, check_real, check_whole, damaged, wrong
 
 # -------------------------------------------------------------------------------------------------------------- options
@@ -74,6 +75,9 @@ class Gr00tN17Config(FlowConfig):
     rtc_method: Continuation = setting(Continuation.guided)
     """With `rtc`: guided, as all flow policies are here; blended, as in GR00T's public code: denoising begins with what
     was planned, and moves it the less the more it is held to. `rtc` is no weight then."""
+    state: StateInput = setting(StateInput.token)
+    """token: the network reads the robot's state. none: it gets zeros instead, so that it must see the robot; relative
+    actions are added to the state all the same."""
     embodiment_tag: str | None = setting(None)
     """The robot, by the name that it has in the checkpoint's statistics. null: the only one there."""
     embodiment_id: int | None = setting(None, low=0)

@@ -22,7 +22,7 @@ from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.gr00t.config import ValueInput
 from embodyrl.models.gr00t.head import Condition, Embodiment
 from embodyrl.models.gr00t_n17.actions import ActionScale, StateScale
-from embodyrl.models.gr00t_n17.check import incompatibilities
+from embodyrl.models.gr00t_n17.check import incompatibilities, read_by
 from embodyrl.models.gr00t_n17.checkpoint import CheckpointFiles
 from embodyrl.models.gr00t_n17.config import Continuation, Gr00tN17Config, Qwen
 from embodyrl.models.gr00t_n17.images import pixel_values
@@ -30,6 +30,7 @@ from embodyrl.models.gr00t_n17.network import UNUSED, Gr00tNetwork, Names
 from embodyrl.models.gr00t_n17.prompts import PlacedPrompts
 from embodyrl.models.policy import ACTION_WEIGHTS, PLAN, PLAN_WEIGHTS, Inputs, ParallelPlan, PolicyObservation
 from embodyrl.models.saved import weight_layout, with_kept
+from embodyrl.models.vla.config import StateInput
 from embodyrl.models.vla.fits import SimulatorSizes
 from embodyrl.models.vla.processor import check_images, read_state
 from embodyrl.models.weights import Naming, read_named, write_as_read, write_weights
@@ -57,7 +58,7 @@ class Gr00tN17Policy(FlowPolicy):
         self.unused: dict[str, Tensor] = {}
         """Weights of the checkpoint that nothing uses, by their names there."""
         self.files = CheckpointFiles.of(config, simulator, chunk_size)
-        sizes, robot = self.files.architecture, self.files.robot
+        sizes, robot = self.files.architecture, read_by(self.files.robot, config.state)
         for issue in incompatibilities(
             self.files,
             robot,
@@ -120,6 +121,8 @@ class Gr00tN17Policy(FlowPolicy):
         places = {"places": prompts.places(ids, mask)} if isinstance(self.network.sizes.vlm, Qwen) else {}
         arrays = {"input_ids": ids, "attention_mask": mask, **places}
         state = self.padded_state(observation.proprio, len(ids), self.network.sizes.head.max_state_dim)
+        if self.config.state is StateInput.none:
+            state = torch.zeros_like(state)
         return {
             # All cameras of one time follow each other.
             "pixel_values": pixel_values(images, self.geometry, device).repeat(1, self.frames, 1, 1, 1),
