@@ -30,6 +30,7 @@ EXPERIMENTS = (
     "libero_spatial_ppo_pi0",
     "libero_10_ppo_pi05",
     "libero_spatial_ppo_gr00t",
+    "libero_spatial_ppo_gr00t_n17",
 )
 SMALLER = ["engine.micro_batch_size=8"]
 LORA = [*SMALLER, "engine.lora.rank=32"]

@@ -42,6 +42,8 @@ from embodyrl.config.schema import Config
 from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.models import build_policy
 from embodyrl.models.gr00t.network import NAMING as GR00T_NAMES
+from embodyrl.models.gr00t_n17.config import N17
+from embodyrl.models.gr00t_n17.network import Names
 from embodyrl.models.pi.checkpoint import Layout
 from embodyrl.models.prismatic.network import NAMING as PRISMATIC_NAMES
 from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE, INDEX_FILE, PUBLISHED, shard_files
@@ -61,15 +63,19 @@ EXPLORING = ["algorithm.filter.accuracy_low=0", "algorithm.filter.accuracy_high=
 """All episodes fail: their groups stay, and the entropy teaches, since the advantages are 0."""
 EXPERIMENTS = {
     "gr00t": ["libero_spatial_ppo_gr00t", "model.freeze_language=false", *WITHOUT_COPIES],
+    "gr00t_n17": ["libero_spatial_ppo_gr00t_n17", "model.freeze_language=false", *WITHOUT_COPIES],
     "pi0": ["libero_spatial_ppo_pi0", "model.frozen=nothing", *ONE_CAMERA],
     "pi05": ["libero_10_ppo_pi05", "model.frozen=nothing", *ONE_CAMERA],
     "openvla_oft": ["libero_spatial_grpo_openvla_oft", "rollout.group_size=2", *EXPLORING],
     "openvla": ["maniskill_ppo_openvla", "env=libero/spatial", "env.cameras=[agentview]"],
 }
 """The public experiment of each model, and what must change so that adapters learn and a CPU suffices."""
-TINY = {"gr00t": ["model.embodiment_tag=null", "model.prompt_length=null"]}
+TINY = {
+    "gr00t": ["model.embodiment_tag=null", "model.prompt_length=null"],
+    "gr00t_n17": ["model.embodiment_tag=null"],
+}
 """Of a model in few weights, which has statistics and a tokenizer of its own."""
-CHUNK_SIZES = {"gr00t": 5, "pi0": 5, "pi05": 10, "openvla_oft": 8, "openvla": 1}
+CHUNK_SIZES = {"gr00t": 5, "gr00t_n17": 8, "pi0": 5, "pi05": 10, "openvla_oft": 8, "openvla": 1}
 """Actions of a chunk in these experiments."""
 CHANGES = [
     "env.num_envs=2",
@@ -90,6 +96,8 @@ SHARD_BYTES = {"full": 2 * 10**9, "tiny": 10**5}
 STARTED_S = {"full": 15.0, "tiny": 1.0}
 """After a run has written its graph, it is in its first iteration [s]; one at full size takes minutes."""
 PI = ("pi0", "pi05")
+NAMES = {"gr00t": GR00T_NAMES, "gr00t_n17": Names(N17.vlm.from_config(N17.published)).naming}
+"""Names of weights that do not depend on the files."""
 BLOCK = 1_000_003
 """Random numbers of a tensor before they repeat."""
 SAMPLED = 40
@@ -116,7 +124,7 @@ def names_of(model: str, layout: Layout | None) -> Naming:
     """Names of a model's weights in the public layout; those of pi0 depend on the files."""
     if layout is not None:
         return Naming(public=layout.public, own=layout.own)
-    return GR00T_NAMES if model == "gr00t" else PRISMATIC_NAMES
+    return NAMES.get(model, PRISMATIC_NAMES)
 
 
 def empty_policy(config: Config, scale: str) -> Any:

@@ -162,6 +162,14 @@ BASES = {
         "model.scratch={layers:1,action_layers:2,action_horizon:4}",
         "model.noise_method=flow_cps",
     ),
+    "gr00t_n17": _pixels(
+        "gr00t_n17",
+        "algorithm=grpo",
+        *WHOLE,
+        "rollout.chunk_size=2",
+        "model.scratch={layers:1,action_layers:3,action_horizon:4}",
+        "model.noise_method=flow_cps",
+    ),
 }
 
 GROUPS = {
@@ -169,7 +177,7 @@ GROUPS = {
         *("gym/pendulum", "gym/cartpole", "gym/pendulum_rgb", "metaworld/reach", "metaworld/mt10"),
         *("mujoco/inverted_pendulum", "mujoco/hopper", "robotics/fetch_reach", "pusht/state"),
     ],
-    "model": ["mlp", "cnn", "act", "pi0", "pi05", "smolvla", "openvla", "openvla_oft", "gr00t"],
+    "model": ["mlp", "cnn", "act", "pi0", "pi05", "smolvla", "openvla", "openvla_oft", "gr00t", "gr00t_n17"],
     "algorithm": [
         *("ppo", "grpo", "rloo", "dapo", "gspo", "cpgd", "dr_grpo", "reinforce_pp", "reinforce_pp_baseline"),
         *("srpo", "sac", "rlpd", "iql", "dagger", "dsrl", "sft", "reward_classifier"),

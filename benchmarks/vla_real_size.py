@@ -141,6 +141,7 @@ MODELS = {
     "pi0": Model(chunk=10, images=3, bound=181.0),
     "pi05": Model(chunk=10, images=3),
     "gr00t": Model(chunk=16, images=2),
+    "gr00t_n17": Model(chunk=8, images=2, side=256),
 }
 
 

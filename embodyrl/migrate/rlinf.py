@@ -28,6 +28,8 @@ MODELS = {
     "openpi": "pi0",
     "openpi_rlinf": "pi0",
     "gr00t": "gr00t",
+    "gr00t_n1d6": "gr00t_n16",
+    "gr00t_n1d7": "gr00t_n17",
 }
 EARLIER = {
     "algorithm.rollout_epoch": "env.train.rollout_epoch",
@@ -311,7 +313,8 @@ def _model(m: Migration) -> None:
     m.write("model.checkpoint", folder if is_here else "<weights>", "actor.model.model_path", why=why)
     whole = str(m.get("actor.model.precision")) in ("32", "fp32")
     m.write("model.dtype", "float32" if whole else "bfloat16", "actor.model.precision")
-    {"gr00t": _gr00t, "pi0": _pi, "pi05": _pi}.get(name, _openvla)(m)
+    parts = {"gr00t": _gr00t, "gr00t_n16": _gr00t_n17, "gr00t_n17": _gr00t_n17, "pi0": _pi, "pi05": _pi}
+    parts.get(name, _openvla)(m)
     _lora(m)
 
 
@@ -402,13 +405,24 @@ def _pi(m: Migration) -> None:
 
 
 def _gr00t(m: Migration) -> None:
+    _any_gr00t(m)
+    m.copy("model.prompt_length", "actor.model.rl_head_config.padding_value")
+    m.write("model.padding", "right", why="as RLinf pads")
+    m.write("model.center_crop", True, why="as RLinf")
+
+
+def _gr00t_n17(m: Migration) -> None:
+    """Write the settings of N1.6 and N1.7, whose loss is clipped twice."""
+    _any_gr00t(m)
+    m.write("model.count_clipped", True, why="RLinf counts noise that decoding clips")
+    m.write("algorithm.loss.dual_clip", m.number("algorithm.clip_ratio_c", 3.0), "algorithm.clip_ratio_c")
+
+
+def _any_gr00t(m: Migration) -> None:
     _cameras(m, 2)
     m.copy("model.embodiment_tag", "actor.model.embodiment_tag")
     m.copy("model.denoising_steps", "actor.model.denoising_steps")
     _flow(m, "actor.model.rl_head_config")
-    m.copy("model.prompt_length", "actor.model.rl_head_config.padding_value")
-    m.write("model.padding", "right", why="as RLinf pads")
-    m.write("model.center_crop", True, why="as RLinf")
     m.write("model.gripper", "one_opens", why="of the data converted from LIBERO")
     m.write("model.freeze_vision", True, why="RLinf: tune_visual is off")
     m.write("model.freeze_language", True, why="RLinf: tune_llm is off")

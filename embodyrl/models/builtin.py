@@ -121,6 +121,34 @@ register_family(
     ],
     summary="GR00T N1.5 (2.7B): images, robot state and a task description; a chunk of actions from noise",
 )
+GR00T_N17: dict[str, Any] = {
+    "usual_chunk": 16,
+    "requires": [*VLA, Requirement(module="cv2", install="pip install 'embodyrl[vla]'")],
+    "info": "embodyrl.models.gr00t_n17.check:Gr00tN17Info",
+    "kept": {"prompt_length": None},
+}
+"""Fields that GR00T N1.7 and N1.6 share."""
+register_family(
+    "gr00t_n16",
+    "gr00t_n17:Gr00tN17Policy",
+    "gr00t_n17:Gr00tN16Config",
+    **GR00T_N17,
+    published="the published GR00T N1.6 (3.3B)",
+    checkpoints=[PublicCheckpoint(name="hf://nvidia/GR00T-N1.6-3B")],
+    summary="GR00T N1.6 (3B): images, robot state and a task description; a chunk of actions from noise",
+)
+register_family(
+    "gr00t_n17",
+    "gr00t_n17:Gr00tN17Policy",
+    "gr00t_n17:Gr00tN17Config",
+    **GR00T_N17,
+    published="the published GR00T N1.7 (3.1B)",
+    checkpoints=[
+        *(on_libero(f"hf://nvidia/gr00t17-lerobot-libero_{suite}-640", suite) for suite in SUITES),
+        PublicCheckpoint(name="hf://nvidia/GR00T-N1.7-3B"),
+    ],
+    summary="GR00T N1.7 (3B): images, robot state and a task description; a chunk of actions from noise",
+)
 register_family(
     "pi0",
     "pi:PiPolicy",

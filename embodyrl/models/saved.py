@@ -169,6 +169,37 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightLayout:
+    """How a checkpoint's weights are spread over files."""
+
+    shapes: dict[str, dict[str, tuple[int, ...]]]
+    """Shapes of the weights by file and name."""
+    metadata: dict[str, dict[str, str] | None]
+    """Metadata by file."""
+    index: bytes | None
+    """Contents of the index; None: there is one file."""
+
+    @property
+    def all_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all weights by name."""
+        return {name: shape for shapes in self.shapes.values() for name, shape in shapes.items()}
+
+
+def weight_layout(folder: Path) -> WeightLayout:
+    """Return how a checkpoint's weights are spread over files. Only headers are read; raises what `shard_files` and
+    `open_shard` raise."""
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    metadata: dict[str, dict[str, str] | None] = {}
+    for path in shard_files(folder):
+        with open_shard(path, "np") as shard:
+            names = list(shard.keys())  # no mapping
+            shapes[path.name] = {name: tuple(shard.get_slice(name).get_shape()) for name in names}
+            metadata[path.name] = shard.metadata()
+    index = folder / INDEX_FILE
+    return WeightLayout(shapes=shapes, metadata=metadata, index=index.read_bytes() if index.is_file() else None)
+
+
 def stored_types(folder: Path) -> Counter[str]:
     """Return the number of a checkpoint's weights by type, as safetensors names it. Only headers are read.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +13,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE, open_shard, shard_files, weight_shapes
+from embodyrl.models.saved import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    WeightLayout,
+    open_shard,
+    parse_json,
+    shard_files,
+    weight_shapes,
+)
 from embodyrl.models.vla.config import WeightType
 
 DTYPES = {WeightType.float32: torch.float32, WeightType.bfloat16: torch.bfloat16}
@@ -69,10 +77,17 @@ def read_metadata(folder: Path) -> Mapping[str, str] | None:
     return found
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+def _tensors(path: Path, names: Collection[str] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Yield a file's tensors with their names; `names`: only these, None: all."""
     with open_shard(path, "pt") as shard:
         for name in shard.keys():  # noqa: SIM118 - not a mapping
-            yield name, shard.get_tensor(name)
+            if names is None or name in names:
+                yield name, shard.get_tensor(name)
+
+
+def read_named(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """Return some tensors of a checkpoint, by their names in its files; raises what `read_weights` does."""
+    return {name: tensor for path in shard_files(folder) for name, tensor in _tensors(path, names)}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -149,6 +164,47 @@ def write_single_file(
         for name, parameter in network.named_parameters()
     }
     save_file(tensors | dict(others), folder / SINGLE_FILE, metadata=None if metadata is None else dict(metadata))
+
+
+def write_as_read(
+    network: nn.Module,
+    folder: Path,
+    naming: Naming,
+    layout: WeightLayout,
+    *,
+    types: Mapping[str, torch.dtype] = MappingProxyType({}),
+    others: Mapping[str, Tensor] = MappingProxyType({}),
+) -> None:
+    """Write a network's parameters to the same files, under the same names, that they were read from.
+
+    Args:
+        network: its parameters are written.
+        folder: that the files are written into.
+        naming: names in the files; several of them may mean one parameter.
+        layout: of the files.
+        types, others: see `write_single_file`.
+    """
+    parameters = dict(network.named_parameters())
+    total = 0
+    for file, names in layout.shapes.items():
+        tensors: dict[str, Tensor] = {}
+        for public in names:
+            name = naming.own(public)
+            tensor = others[public] if name is None else _without_loss(parameters[name].detach(), types.get(name))
+            tensors[public] = tensor.contiguous()
+            total += tensor.nbytes
+        kept = [tensor for name, tensor in tensors.items() if naming.own(name) is not None]
+        if len({tensor.data_ptr() for tensor in kept}) != len(kept):  # two names of one tensor, which is refused
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        save_file(tensors, folder / file, metadata=layout.metadata[file])
+    if layout.index is not None:
+        index = parse_json(layout.index, INDEX_FILE)
+        sizes = index.get("metadata")
+        if isinstance(sizes, dict) and sizes.get("total_size", total) != total:
+            sizes["total_size"] = total
+            (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+        else:
+            (folder / INDEX_FILE).write_bytes(layout.index)
 
 
 def _without_loss(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

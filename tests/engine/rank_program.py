@@ -368,7 +368,7 @@ def model_cases() -> None:
         )
         close(found, expected, 1e-4)
 
-    for name in ("openvla", "openvla_oft", "pi0", "pi05", "gr00t", "smolvla", "act", "cnn"):
+    for name in ("openvla", "openvla_oft", "pi0", "pi05", "gr00t", "gr00t_n17", "smolvla", "act", "cnn"):
         if not test_policies.SupportedModel.entry(test_policies.CASES[name].model).missing():
             case(f"{name}, sharded")(lambda ranks, name=name: gradients(ranks, name))
             if name in test_policies.DRAWS:

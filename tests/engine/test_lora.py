@@ -61,7 +61,12 @@ def test_fresh_adapters_change_nothing_and_learn_with_the_heads_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "scratch"), [("pi0", {"layers": 1}), ("gr00t", {"layers": 1, "action_layers": 1, "action_horizon": 4})]
+    ("name", "scratch"),
+    [
+        ("pi0", {"layers": 1}),
+        ("gr00t", {"layers": 1, "action_layers": 1, "action_horizon": 4}),
+        ("gr00t_n17", {"layers": 1, "action_layers": 3, "action_horizon": 4}),
+    ],
 )
 def test_an_action_head_inside_the_adapted_network_learns_in_full(name: str, scratch: dict[str, int]) -> None:
     SupportedModel.entry(name).load()

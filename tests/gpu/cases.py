@@ -61,6 +61,7 @@ PRISMATIC = {"scratch": {"image_size": 32, "hidden_size": 32, "layers": 2, "mlp_
 L1 = {"action_head": "l1", "num_images": 2, "use_proprio": True}
 PI = {"scratch": {"layers": 2}}
 GR00T = {"scratch": {"layers": 1, "action_layers": 2, "action_horizon": 4}}
+GR00T_N17 = {"scratch": {"layers": 1, "action_layers": 3, "action_horizon": 4}}
 SMOLVLA = {"scratch": {"layers": 2, "vision_layers": 1}}
 ACT = {"scratch": {"backbone_width": 4, "hidden_size": 16, "heads": 2, "feedforward_size": 24, "style_layers": 1}}
 FAMILIES = {
@@ -75,6 +76,7 @@ FAMILIES = {
     "act": Family({"name": "act"} | ACT, lr=0.01),
     "cnn": Family({"name": "cnn", "encoder": "test_resnet"}, layered=False),
     "gr00t": Family({"name": "gr00t", "denoising_steps": 2, "noise_method": "flow_cps"} | GR00T),
+    "gr00t_n17": Family({"name": "gr00t_n17", "denoising_steps": 2} | GR00T_N17),
     "linear": Family({"name": "linear"}, (), 1, imitates=False, layered=False, module="custom_model"),
     "text": Family({"name": "text"}, (), imitates=False, layered=False, module="custom_text_model"),
     "conv": Family({"name": "conv"}, chunk=1, imitates=False, layered=False, module="custom_image_model"),

@@ -125,6 +125,21 @@ def test_ppo_has_the_numbers_of_rlinf(folder: Folder) -> None:
     assert (config.env.start_states, config.env.settle_steps) == (50, 15)
 
 
+@pytest.mark.parametrize(("kind", "name"), [("gr00t_n1d7", "gr00t_n17"), ("gr00t_n1d6", "gr00t_n16")])
+def test_newer_gr00t_is_clipped_twice(folder: Folder, kind: str, name: str) -> None:
+    head = {"noise_method": "flow_sde", "noise_level": 0.3, "joint_logprob": False}
+    folder.parts["model/net"] = {"model_type": kind, "precision": "bf16", "denoising_steps": 4} | {
+        "embodiment_tag": "libero_sim",
+        "rl_head_config": head,
+    }
+    folder.main["algorithm"]["clip_ratio_c"] = 2.5
+    config = folder.load()
+    model = config.model
+    assert (model.name, model.embodiment_tag, model.denoising_steps, model.noise_level) == (name, "libero_sim", 4, 0.3)
+    assert model.count_clipped and model.freeze_vision and model.freeze_language and model.gripper == "one_opens"
+    assert config.algorithm.loss.dual_clip == 2.5
+
+
 def test_grpo_filters_by_success_whatever_the_reward_is_multiplied_with(folder: Folder) -> None:
     bounds = {"filter_rewards": True, "rewards_lower_bound": 0.5, "rewards_upper_bound": 4.5}
     folder.main["algorithm"] |= {"adv_type": "grpo", "loss_type": "actor", "group_size": 8, **bounds}

@@ -204,9 +204,7 @@ def test_a_guided_velocity_is_that_of_the_formula() -> None:
     weights, share = torch.tensor([[1.0, 0.5, 0.0], [0.0, 0.0, 0.0]]), 0.75
     policy = _Linear(matrix, rtc=5.0)
     with torch.inference_mode(), guidable({PLAN: plan, PLAN_WEIGHTS: weights}) as inputs:
-        found = policy._guided(
-            None, x.clone(), torch.tensor([share] * 2), torch.full((2, 1, 1), share), inputs
-        ).velocity
+        found = policy.guided(None, x.clone(), torch.tensor([share] * 2), torch.full((2, 1, 1), share), inputs).velocity
     # data = x - share * x M, so its derivative is 1 - share * M; velocities point away from the data.
     velocity, flat = x.flatten(1) @ matrix, x.flatten(1)
     missing = (plan.flatten(1) - (flat - share * velocity)) * weights.repeat_interleave(2, 1)

@@ -29,15 +29,12 @@ from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_p
 from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.flow.policy import HEADS_FILE
 from embodyrl.models.gr00t.checkpoint import EAGLE, METADATA, CheckpointFiles
-from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, Interpolation, ScratchConfig
+from embodyrl.models.gr00t.config import LEROBOT_PREFIX, Architecture, Gr00tConfig, Interpolation, ScratchConfig
 from embodyrl.models.gr00t.network import (
-    LEROBOT_PREFIX,
     POOLING,
     TEXT,
     Gr00tNetwork,
-    causal_mask,
     checkpoint_name,
-    padded_attention,
     parameter_name,
 )
 from embodyrl.models.gr00t.policy import ImagePipeline
@@ -45,6 +42,7 @@ from embodyrl.models.gr00t.prompts import PAD, PIECE, prompt, read_tokenizer
 from embodyrl.models.pi.config import Pi0Config
 from embodyrl.models.saved import DESCRIPTION_FILE, INDEX_FILE, SINGLE_FILE, other_options, read_description, with_kept
 from embodyrl.models.vla.config import WeightType
+from embodyrl.models.vla.padding import causal_mask, padded_attention
 from embodyrl.planning.weightless import build_weightless
 from tests.parity.formula import SPEC, TASKS
 from tests.parity.gr00t_formula import CHUNK, HORIZON, TAG, two_views, write_checkpoint
@@ -132,8 +130,8 @@ def test_the_published_size_needs_no_files() -> None:
 
 
 def test_a_config_of_another_model(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "gr00t_n1_6"}')
-    with pytest.raises(PolicyError, match="that of a 'gr00t_n1_6' model, expected 'gr00t_n1_5'"):
+    (folder / "config.json").write_text('{"model_type": "gr00t_n1_8"}')
+    with pytest.raises(PolicyError, match="that of a 'gr00t_n1_8' model, expected 'gr00t_n1_5'"):
         load(folder)
 
 

@@ -28,12 +28,15 @@ SIMULATOR = SimulatorSpec(
     control_frequency=1.0,
 )
 PRISMATIC: dict[str, Any] = {"image_size": 32, "hidden_size": 32, "layers": 2, "mlp_size": 48}
+N17: dict[str, Any] = {"image_size": 48, "layers": 1, "action_layers": 4, "action_horizon": 4}
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "openvla": ({"scratch": PRISMATIC}, 1),
     "openvla_oft": ({"scratch": PRISMATIC}, 2),
     "pi0": ({"denoising_steps": 2, "scratch": {"layers": 2}}, 2),
     "pi05": ({"denoising_steps": 2, "noise_method": "flow_noise", "scratch": {"layers": 2}}, 2),
     "gr00t": ({"denoising_steps": 2, "scratch": {"layers": 1, "action_layers": 2, "action_horizon": 4}}, 2),
+    "gr00t_n16": ({"denoising_steps": 2, "scratch": N17}, 2),
+    "gr00t_n17": ({"denoising_steps": 2, "scratch": N17}, 2),
 }
 ASKING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "multinomial"}
 """Operators whose result, or its shape, is read by the host."""

@@ -26,6 +26,7 @@ from embodyrl.models.cnn.options import Encoders
 from embodyrl.models.flow.config import NoiseMethod
 from embodyrl.models.gr00t.config import ScratchConfig as Gr00tScratch
 from embodyrl.models.gr00t.config import ValueInput
+from embodyrl.models.gr00t_n17.config import ScratchConfig as Gr00tN17Scratch
 from embodyrl.models.mlp.heads import build_head
 from embodyrl.models.mlp.options import MLPConfig
 from embodyrl.models.normalizer import RunningNormalizer
@@ -38,7 +39,7 @@ from embodyrl.models.vla.config import Frozen
 from embodyrl.models.vla.config import StateInput as NoState
 
 BATCH = 6
-FLOW = {"pi0", "pi05", "gr00t", "smolvla"}
+FLOW = {"pi0", "pi05", "gr00t", "gr00t_n16", "gr00t_n17", "smolvla"}
 DRAWS = FLOW | {"act"}
 """Models that draw random numbers for demonstrations."""
 
@@ -105,6 +106,11 @@ class Case:
 
 ONE, TWO = {"cameras": ("front",), "image_size": (40, 40)}, {"cameras": ("front", "hand"), "image_size": (40, 40)}
 GR00T = {"scratch": Gr00tScratch(image_size=32, hidden_size=32, layers=1, vision_layers=1, action_layers=2)}
+GR00T_N17 = {
+    "scratch": Gr00tN17Scratch(
+        image_size=32, patch_size=8, hidden_size=32, layers=1, vision_size=32, vision_layers=1, action_layers=3
+    )
+}
 SMOLVLA = {
     "denoising_steps": 3,
     "value_sizes": [16],
@@ -125,6 +131,8 @@ ACT_STILL = (
 """What demonstrations alone train, what multiplies the latent variable's zero, and attention among actions that are all
 zero still."""
 CNN: dict[str, Any] = {"encoder": "test_resnet", "image_features": 12, "hidden_sizes": [16]}
+N17_STILL = ("network.backbone.language_model.norm.",)
+"""The norm after the last layer, which is not applied."""
 CASES = {
     "mlp-continuous": Case("mlp"),
     "cnn": Case("cnn", options=CNN, spec=TWO),
@@ -155,6 +163,8 @@ CASES = {
     ),
     "openvla_oft-top-p": Case("openvla_oft", options=SMALL | {"top_p": 0.8}, spec=ONE),
     "gr00t": Case("gr00t", options=GR00T, spec=TWO),
+    "gr00t_n17": Case("gr00t_n17", options=GR00T_N17, spec=TWO, still=N17_STILL),
+    "gr00t_n16": Case("gr00t_n16", options=GR00T_N17, spec=TWO),
     "smolvla": Case("smolvla", options=SMOLVLA | {"frozen": Frozen.nothing}, spec=TWO),
     "smolvla-frozen-cps": Case("smolvla", options=SMOLVLA | {"noise_method": NoiseMethod.flow_cps}, spec=ONE),
     "smolvla-all-cross-joint-noise": Case(
@@ -180,6 +190,13 @@ CASES = {
         "gr00t",
         options=GR00T | {"noise_method": NoiseMethod.flow_noise, "joint_logprob": True, "value_input": ValueInput.vl},
         spec=ONE,
+    ),
+    "gr00t_n17-flow-noise": Case(
+        "gr00t_n17",
+        options=GR00T_N17
+        | {"noise_method": NoiseMethod.flow_noise, "joint_logprob": True, "value_input": ValueInput.vl},
+        spec=ONE,
+        still=N17_STILL,
     ),
 }
 
@@ -460,7 +477,10 @@ def test_choices_start_where_the_simulators_do() -> None:
     assert found == {-1: [-1, 0, 1], 0: [0, 1, 2, 3], 5: [5, 6, 7, 8, 9, 10, 11, 12]}
 
 
-WITHOUT_WEIGHTS = ["cnn", "openvla", "openvla_oft-two-images-and-state", "pi05", "gr00t", "smolvla", "act"]
+WITHOUT_WEIGHTS = [
+    *("cnn", "openvla", "openvla_oft-two-images-and-state", "pi05", "gr00t", "gr00t_n17", "gr00t_n16", "smolvla"),
+    "act",
+]
 OTHERS = [only_slow(name) for name in CASES if name not in WITHOUT_WEIGHTS]
 
 

@@ -31,6 +31,7 @@ NAMES = [
     "libero_spatial_ppo_pi0",
     "libero_10_ppo_pi05",
     "libero_spatial_ppo_gr00t",
+    "libero_spatial_ppo_gr00t_n17",
     "metaworld_ppo_pi0",
     "libero_spatial_grpo_smolvla",
 ]

@@ -47,6 +47,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "pi0": {"scratch": {"image_size": 32, "layers": 2}},
     "pi05": {"scratch": {"image_size": 32, "layers": 2}, "value_from": "prefix"},
     "gr00t": {"scratch": {"image_size": 32, "layers": 1, "vision_layers": 1, "action_layers": 2, "action_horizon": 4}},
+    "gr00t_n17": {
+        "scratch": {"image_size": 32, "layers": 1, "vision_layers": 1, "action_layers": 3, "action_horizon": 4}
+    },
     "smolvla": {"scratch": {"image_size": 32, "layers": 2, "vision_layers": 1}, "frozen": "nothing", "horizon": 4},
 }
 STEERING = SteeringConfig(limit=0.5, rows=1, hidden_sizes=[16])

@@ -61,6 +61,8 @@ MODELS: dict[str, list[str]] = {
     "pi0": ["env=gym/pendulum_rgb"],
     "pi05": ["env=gym/pendulum_rgb"],
     "gr00t": ["env=gym/pendulum_rgb"],
+    "gr00t_n16": ["env=gym/pendulum_rgb"],
+    "gr00t_n17": ["env=gym/pendulum_rgb"],
     "openvla": ["env=gym/pendulum_rgb"],
     "openvla_oft": ["env=gym/pendulum_rgb"],
 }

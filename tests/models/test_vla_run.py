@@ -50,6 +50,12 @@ model: {denoising_steps: 3, noise_method: flow_cps, scratch: {layers: 1, action_
 rollout: {num_chunks: 4, chunk_size: 2}
 algorithm: {minibatches: 2}
 """
+GR00T_N17 = """\
+defaults: [env: gym/pendulum_rgb, model: gr00t_n17, algorithm: ppo, _self_]
+model: {denoising_steps: 3, noise_method: flow_cps, scratch: {layers: 1, action_layers: 3, action_horizon: 4}}
+rollout: {num_chunks: 4, chunk_size: 2}
+algorithm: {minibatches: 2}
+"""
 SMOLVLA = """\
 defaults: [env: gym/pendulum_rgb, model: smolvla, algorithm: ppo, _self_]
 model: {denoising_steps: 3, frozen: nothing, scratch: {layers: 2, vision_layers: 1}}
@@ -62,6 +68,7 @@ RUNS = {
     "pi0-grpo": (PI0, "unnorm_key", "openpi"),
     "pi05-ppo": (PI05, "unnorm_key", "openpi"),
     "gr00t-ppo": (GR00T, "embodiment_tag", "simulator"),
+    "gr00t_n17-ppo": (GR00T_N17, "embodiment_tag", "simulator"),
 }
 """What to run, and the setting that chooses among the statistics of its checkpoint, with what there is."""
 

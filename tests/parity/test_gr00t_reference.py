@@ -28,9 +28,9 @@ from embodyrl.models import load_policy
 from embodyrl.models.flow.policy import FlowPolicy, masked_error
 from embodyrl.models.gr00t.checkpoint import NormStats
 from embodyrl.models.gr00t.config import EMBODIMENTS, Interpolation, Normalization
-from embodyrl.models.gr00t.network import causal_mask
 from embodyrl.models.gr00t.policy import ImagePipeline, scale_of
 from embodyrl.models.gr00t.prompts import PIECE
+from embodyrl.models.vla.padding import causal_mask
 from embodyrl.models.vla.processor import Normalizer
 from tests.parity.gr00t_mutations import MUTATIONS
 

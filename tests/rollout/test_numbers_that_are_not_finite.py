@@ -36,6 +36,7 @@ MODELS = {
     "pi0": PI,
     "pi05": PI,
     "gr00t": GR00T,
+    "gr00t_n17": GR00T,
 }
 
 

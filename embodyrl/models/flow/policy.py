@@ -119,12 +119,16 @@ class FlowPolicy(Policy):
         Raises:
             PolicyError: the simulator's actions have another size or convention.
         """
-        self.states = Normalizer(unscaled(0) if robot.states is None else robot.states)
-        self.actions = Normalizer(robot.actions)
-        self.units = SimulatorUnits(self.convention(), simulator, len(self.actions), remedy)
-        self.spec = PolicySpec(
-            kind="flow", chunk_size=chunk_size, action_dim=len(self.actions), proprio_dim=len(self.states)
-        )
+        states = Normalizer(unscaled(0) if robot.states is None else robot.states)
+        self.set_up_scales(states, Normalizer(robot.actions), simulator, chunk_size, remedy)
+
+    def set_up_scales(
+        self, states: Any, actions: Any, simulator: SimulatorSpec | None, chunk_size: int, remedy: str
+    ) -> None:
+        """Add normalisations, modules as `Normalizer` of as many numbers as their length; see `set_up_robot`."""
+        self.states, self.actions = states, actions
+        self.units = SimulatorUnits(self.convention(), simulator, len(actions), remedy)
+        self.spec = PolicySpec(kind="flow", chunk_size=chunk_size, action_dim=len(actions), proprio_dim=len(states))
 
     def set_up_flow(self, grid: TimeGrid, *, horizon: int, action_dim: int, width: int, value_width: int) -> None:
         """Add time grid, critic and exploration.
@@ -198,12 +202,35 @@ class FlowPolicy(Policy):
         size = len(self.states)
         if not size:
             return self.start.new_zeros(batch, width)
-        return functional.pad(self.states.normalize(read_state(proprio, size, self.start.device)), (0, width - size))
+        normalized: Tensor = self.states.normalize(read_state(proprio, size, self.start.device))
+        return functional.pad(normalized, (0, width - normalized.shape[-1]))
 
     def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
         """Convert the result of denoising `[B, H, A]` to actions `[B, C, D]` for the simulator."""
         actions: Tensor = self.units(self.actions.unnormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim]))
         return actions
+
+    def planned(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """Return the plan `[B, H, A]` of a chunk, the result `x` of denoising, for a later decision: as the network has
+        it, unless its numbers mean something else then."""
+        return x
+
+    def recalled(self, plan: Tensor, inputs: Inputs) -> Tensor:
+        """Return the inverse of `planned`, for the inputs of another decision."""
+        return plan
+
+    def begun(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """Return what denoising starts from, for noise `x [B, H, A]` and a plan among the inputs: the noise."""
+        return x
+
+    def counted(self, entries: Tensor, result: Tensor) -> Tensor:
+        """Return what counts of log-probabilities or entropies `[B, H, A]`, `[B, C*D]`: those of executed numbers.
+
+        Args:
+            entries: of a chunk, or of one step of its denoising.
+            result: of denoising, `[B, H, A]`.
+        """
+        return self._executed(entries)
 
     @abstractmethod
     def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -252,6 +279,9 @@ class FlowPolicy(Policy):
         explores = mode == "train"
         # All draws use the device of the inputs and a fixed order, so that a rollout can be reproduced.
         x = self.starting_noise(batch, mode, generator) if start is None else start
+        if PLAN in inputs:
+            inputs = inputs | {PLAN: self.recalled(inputs[PLAN], inputs)}
+            x = self.begun(x, inputs)
         step, level = torch.zeros(batch, dtype=torch.int64, device=device), x.new_full((batch,), self.noise_level)
         if explores:
             step = torch.randint(self._random_steps(), (batch,), generator=generator, device=device)
@@ -274,10 +304,10 @@ class FlowPolicy(Policy):
         decision = self._summed(judged, chain[0]) if self.config.joint_logprob else _pick(judged, step)
         return ActOutput(
             actions=self.finish(x, inputs),
-            logprobs=self._executed(decision.logprob),
+            logprobs=self.counted(decision.logprob, x),
             values=decision.value,
             trace={"chain": torch.stack(chain, dim=1), "step": step, "noise_level": level},
-            plan=None if self.plan_shape is None else x,
+            plan=None if self.plan_shape is None else self.planned(x, inputs),
         )
 
     def starting_noise(self, batch: int, mode: Mode, generator: torch.Generator | None = None) -> Tensor:
@@ -312,8 +342,11 @@ class FlowPolicy(Policy):
             decision = self._summed(every, chain[:, 0])
         else:
             decision = judge(trace["step"])
+        result = chain[:, -1]
         return EvalOutput(
-            logprobs=self._executed(decision.logprob), entropy=self._executed(decision.entropy), values=decision.value
+            logprobs=self.counted(decision.logprob, result),
+            entropy=self.counted(decision.entropy, result),
+            values=decision.value,
         )
 
     def _random_steps(self) -> int:
@@ -328,7 +361,7 @@ class FlowPolicy(Policy):
         a plan."""
         time, before, after = self.grid.at(step)
         if inputs is not None and PLAN in inputs:
-            denoised = self._guided(condition, x, time, before, inputs)
+            denoised = self.guided(condition, x, time, before, inputs)
         else:
             denoised = self.denoise(condition, x, time)
         if self.noise_network is not None:
@@ -337,7 +370,7 @@ class FlowPolicy(Policy):
         method = flow_sde if self.config.noise_method is NoiseMethod.flow_sde else flow_cps
         return denoised, method(x, denoised.velocity, before, after, level[:, None, None])
 
-    def _guided(self, condition: Any, x: Tensor, time: Tensor, share: Tensor, inputs: Inputs) -> Denoised:
+    def guided(self, condition: Any, x: Tensor, time: Tensor, share: Tensor, inputs: Inputs) -> Denoised:
         """Return the network's output with a velocity that leads to what was planned, where that counts."""
         assert self.config.rtc is not None, "only then are there plans"
         with torch.enable_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowInfo, FlowSizes
 from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot, choose_robot, read_statistics
 from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, ValueInput, embodiment_number
-from embodyrl.models.gr00t.prompts import PromptError, Prompts
+from embodyrl.models.gr00t.prompts import PromptError, Prompts, Write, prompt
 from embodyrl.models.saved import open_shard, shard_files, with_kept
 from embodyrl.models.vla.fits import SimulatorSizes, attempt, check_horizon, check_patches, check_without_checkpoint
 from embodyrl.models.vla.prompts import TOKENIZER
@@ -131,11 +132,10 @@ def _check_prompts(config: Config, model: Gr00tConfig, files: CheckpointFiles) -
     try:
         Prompts(
             files.companions,
+            write=writer(model, len(config.env.cameras), sizes),
             image_token=sizes.image_token,
             images=len(config.env.cameras),
-            pieces=sizes.image_tokens,
             tasks=shown_descriptions(config),
-            listed=model.listed_task,
             padding=model.padding,
             length=model.prompt_length,
         )
@@ -144,6 +144,11 @@ def _check_prompts(config: Config, model: Gr00tConfig, files: CheckpointFiles) -
     except PolicyError as error:
         path = "model.checkpoint" if model.tokenizer is None else "model.tokenizer"
         yield error.issue(path)
+
+
+def writer(model: Gr00tConfig, images: int, sizes: Architecture) -> Write:
+    """Return how prompts with a number of images are written."""
+    return partial(prompt, images=images, pieces=sizes.image_tokens, listed=model.listed_task)
 
 
 def robot_of(metadata: Mapping[str, Any], origin: str, model: Gr00tConfig) -> Robot:

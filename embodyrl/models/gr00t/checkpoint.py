@@ -16,9 +16,19 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import did_you_mean
 from embodyrl.files import is_plain_name
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.gr00t.config import EMBODIMENTS, Architecture, Gr00tConfig, Transformer, check_model
+from embodyrl.models.gr00t.config import (
+    EMBODIMENTS,
+    LEROBOT_PREFIX,
+    LEROBOT_TYPE,
+    MODEL_TYPE,
+    Architecture,
+    Gr00tConfig,
+    Transformer,
+    check_model,
+    refuse_weights,
+)
 from embodyrl.models.gr00t.prompts import PIECE, SPECIAL, new_tokenizer
-from embodyrl.models.saved import read_json, refuse_other_weights
+from embodyrl.models.saved import read_json, refuse_other_weights, weight_shapes
 from embodyrl.models.vla.folder import CONFIG, ConfiguredFolder, as_json, finite_numbers, impossible, parse_statistics
 from embodyrl.models.vla.prompts import TOKENIZER
 
@@ -189,8 +199,6 @@ EAGLE = "eagle2_hg_model"
 EAGLE_CONFIG = f"{EAGLE}/config.json"
 METADATA = "experiment_cfg/metadata.json"
 TOKENIZER_FILES = (TOKENIZER, "vocab.json", "merges.txt", "added_tokens.json")
-LEROBOT_TYPE = "groot"
-"""`type` in LeRobot's config.json, which has no sizes: only the published one exists."""
 PREPROCESSOR, PACKING = "policy_preprocessor.json", "groot_pack_inputs"
 """LeRobot's list of preprocessing steps, and the prefix of the step that has the statistics."""
 
@@ -213,6 +221,8 @@ class CheckpointFiles(ConfiguredFolder):
         folder = Path(str(config.checkpoint))
         refuse_other_weights(folder)
         content = _read_json(folder / CONFIG, "give the folder of a GR00T N1.5 checkpoint")
+        if content.get("type") == LEROBOT_TYPE:  # which is that of all versions
+            refuse_weights(weight_shapes(folder), MODEL_TYPE, LEROBOT_PREFIX)
         if content.get("type") == LEROBOT_TYPE:
             content = Architecture().to_config()
         check_model(content)

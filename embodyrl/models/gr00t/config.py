@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -129,6 +129,8 @@ class Gr00tConfig(FlowConfig):
 # --------------------------------------------------------------------------------------------------------- architecture
 
 MODEL_TYPE = "gr00t_n1_5"
+LEROBOT_TYPE, LEROBOT_PREFIX = "groot", "_groot_model."
+"""`type` in LeRobot's config.json, which has no sizes, and the beginning of names of weights in its files."""
 SUPPORTED: dict[str, dict[str, Any]] = {
     "backbone_cfg": {"project_to_dim": None, "reproject_vision": False},
     "action_head_cfg": {"add_pos_embed": True, "use_vlln": True, "noise_beta_alpha": 1.5, "noise_beta_beta": 1.0},
@@ -178,6 +180,36 @@ class Transformer:
     def width(self) -> int:
         """Entries of a token."""
         return self.heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSizes:
+    """Sizes and connections of the action head, which N1.5, N1.6 and N1.7 share."""
+
+    width: int
+    """Entries of a token of images and task description."""
+    vl_self_attention: Transformer | None
+    """Self-attention over the tokens of images and task description, before actions attend to them; None: there is
+    none."""
+    dit: Transformer
+    """The diffusion transformer that denoises actions."""
+    dit_outputs: int
+    """Entries of one of its output tokens."""
+    text_every: int | None
+    """Every how many cross-attentions one attends to the task description, the first one being such; all others attend
+    to images, and none to padding. None: each attends to all tokens, padding included."""
+    hidden: int
+    """Hidden width of the small networks of each robot."""
+    max_state_dim: int
+    """Numbers in a state, padding included."""
+    max_action_dim: int
+    """Numbers in an action, padding included."""
+    future_tokens: int
+    """Learned tokens between state and actions."""
+    embodiments: int
+    """Robots that have networks of their own."""
+    max_positions: int
+    """Rows of the table of action positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +270,23 @@ class Architecture:
         """Entries of a token of images and task description."""
         size: int = self.text["hidden_size"]
         return size
+
+    @property
+    def head(self) -> HeadSizes:
+        """Sizes of the action head."""
+        return HeadSizes(
+            width=self.width,
+            vl_self_attention=self.vl_self_attention,
+            dit=self.dit,
+            dit_outputs=self.dit_outputs,
+            text_every=None,
+            hidden=self.hidden,
+            max_state_dim=self.max_state_dim,
+            max_action_dim=self.max_action_dim,
+            future_tokens=self.future_tokens,
+            embodiments=self.embodiments,
+            max_positions=self.max_positions,
+        )
 
     @property
     def image_tokens(self) -> int:
@@ -324,9 +373,45 @@ class Architecture:
         }
 
 
+VERSIONS: Mapping[str, tuple[str, str, str]] = {
+    MODEL_TYPE: ("N1.5", "gr00t", "backbone.eagle_model."),
+    "Gr00tN1d6": ("N1.6", "gr00t_n16", "backbone.model.vision_model."),
+    "Gr00tN1d7": ("N1.7", "gr00t_n17", "backbone.model.model.visual."),
+}
+"""Versions of GR00T by `model_type` in config.json: name, model that reads it, beginning of names of weights."""
+
+
+def refuse_version(written: object, mine: str) -> None:
+    """Raise a `PolicyError` if `model_type` in a config.json is that of another version of GR00T than `mine`."""
+    if isinstance(written, str) and written in VERSIONS and written != mine:
+        name, model, _ = VERSIONS[written]
+        raise PolicyError(
+            f"config.json is that of GR00T {name} (model_type {written!r}), expected {VERSIONS[mine][0]}",
+            f"set model.name to {model}",
+        )
+
+
+def refuse_weights(names: Iterable[str], mine: str, prefix: str = "") -> None:
+    """Raise a `PolicyError` if a checkpoint's weights are those of another version of GR00T.
+
+    Args:
+        names: of its weights.
+        mine: `model_type` of the expected version.
+        prefix: that names may begin with.
+    """
+    found = {each for each in VERSIONS for name in names if name.removeprefix(prefix).startswith(VERSIONS[each][2])}
+    if found and mine not in found:
+        name, model, start = VERSIONS[min(found)]
+        raise PolicyError(
+            f"the weights are those of GR00T {name} ({start}..), expected {VERSIONS[mine][0]}",
+            f"set model.name to {model}",
+        )
+
+
 def check_model(config: Mapping[str, Any]) -> None:
     """Raise `PolicyError` for the config.json of another model."""
     written = config.get("model_type", config.get("type"))
+    refuse_version(written, MODEL_TYPE)
     if written != MODEL_TYPE:
         raise PolicyError(
             f"config.json is that of a {written!r} model, expected {MODEL_TYPE!r}: give the folder of a GR00T N1.5 "
@@ -389,22 +474,23 @@ EMBODIMENTS = {
 RLinf."""
 
 
-def embodiment_number(tag: str, number: int | None, count: int) -> int:
+def embodiment_number(tag: str, number: int | None, count: int, embodiments: Mapping[str, int] = EMBODIMENTS) -> int:
     """Return the robot's index in the checkpoint.
 
     Args:
         tag: the robot's name.
         number: index in the config; None: the index of the name, or the only one.
         count: number of robots that the checkpoint has networks for.
+        embodiments: indices by name.
 
     Raises:
         PolicyError: the name is unknown and no index is given, or the index is out of range.
     """
     if number is None:
-        number = 0 if count == 1 else EMBODIMENTS.get(tag)
+        number = 0 if count == 1 else embodiments.get(tag)
     if number is None:
-        known = ", ".join(f"{name} {value}" for name, value in EMBODIMENTS.items())
-        hint = did_you_mean(tag, EMBODIMENTS, lead=" - ")
+        known = ", ".join(f"{name} {value}" for name, value in embodiments.items())
+        hint = did_you_mean(tag, embodiments, lead=" - ")
         raise PolicyError(
             f"the number of embodiment {tag!r} is not known{hint} (known: {known}): set embodiment_id as well"
         )

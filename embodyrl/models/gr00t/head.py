@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from embodyrl.models.gr00t.config import Architecture, Transformer
+from embodyrl.models.gr00t.config import HeadSizes, Transformer
 
 # ---------------------------------------------------------------------------------------------------------------- parts
 
@@ -26,6 +26,19 @@ KeysValues = tuple[Tensor, Tensor]
 MAX_PERIOD = 10000.0
 """Longest period of the time embedding. Angles reach a thousand, so that the order of operations affects the fifth
 digit; it is that of the public code."""
+
+
+LOWERED = 1.0 - 1e-9
+"""Factor of frequencies before they are rounded to float32. Kernels of exp differ in the last digit, which times of a
+thousand carry to the fifth digit of velocities. Rounded from float64 all are those of the public numbers, but for the
+fifth, which lies half a digit from its neighbour and was rounded down there."""
+
+
+def _waves(bucket: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sines and cosines `[B, n]` of times `[B]` for logarithms of frequencies `[n]`, all in float32."""
+    frequencies = (exponents.double().exp() * LOWERED).float()
+    angles = bucket.float().unsqueeze(-1) * frequencies
+    return angles.sin(), angles.cos()
 
 
 def _range(count: int, device: torch.device) -> Tensor:
@@ -74,8 +87,7 @@ class ActionEncoder(nn.Module):
         embedded = self.W1(actions, embodiment)
         half = embedded.shape[-1] // 2
         exponents = -_range(half, bucket.device) * (math.log(MAX_PERIOD) / half)
-        angles = bucket.float().unsqueeze(-1) * exponents.exp()
-        time = torch.cat([angles.sin(), angles.cos()], dim=-1).to(embedded.dtype)
+        time = torch.cat(_waves(bucket, exponents), dim=-1).to(embedded.dtype)
         both = torch.cat([embedded, time.unsqueeze(1).expand_as(embedded)], dim=-1)
         result: Tensor = self.W3(functional.silu(self.W2(both, embodiment)), embodiment)
         return result
@@ -97,8 +109,8 @@ class TimestepEmbedder(nn.Module):
         Unlike in `ActionEncoder`, cosines come first and the last frequency is included.
         """
         exponents = -math.log(MAX_PERIOD) * _range(self.FREQUENCIES, bucket.device) / (self.FREQUENCIES - 1)
-        angles = bucket.float().unsqueeze(-1) * exponents.exp()
-        waves = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.linear_1.weight.dtype)
+        sine, cosine = _waves(bucket, exponents)
+        waves = torch.cat([cosine, sine], dim=-1).to(self.linear_1.weight.dtype)
         result: Tensor = self.linear_2(functional.silu(self.linear_1(waves)))
         return result
 
@@ -115,16 +127,26 @@ class Attention(nn.Module):
         self.to_out = nn.ModuleList([nn.Linear(width, width)])
 
     def forward(
-        self, tokens: Tensor, context: Tensor | None = None, known: KeysValues | None = None
+        self,
+        tokens: Tensor,
+        context: Tensor | None = None,
+        known: KeysValues | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues]:
         """Attend from tokens `[B, L, E]` to `context [B, M, ...]`, or to the tokens if it is None.
 
+        Args:
+            tokens: that attend.
+            context: that is attended to.
+            known: keys and values of the context, which are then not computed again.
+            mask: bool `[B, 1, 1, M]`, True where the context may be attended to; None: everywhere.
+
         Returns:
-            the result `[B, L, E]`, and keys and values, which are not computed again if they are `known`.
+            the result `[B, L, E]`, and keys and values.
         """
         seen = tokens if context is None else context
         key, value = known or (self._split(self.to_k(seen)), self._split(self.to_v(seen)))
-        attended = functional.scaled_dot_product_attention(self._split(self.to_q(tokens)), key, value)
+        attended = functional.scaled_dot_product_attention(self._split(self.to_q(tokens)), key, value, attn_mask=mask)
         return self.to_out[0](attended.transpose(1, 2).flatten(2)), (key, value)
 
     def _split(self, tokens: Tensor) -> Tensor:
@@ -197,10 +219,15 @@ class DiTBlock(nn.Module):
         self.ff = FeedForward(width)
 
     def forward(
-        self, tokens: Tensor, time: Tensor, context: Tensor | None, known: KeysValues | None = None
+        self,
+        tokens: Tensor,
+        time: Tensor,
+        context: Tensor | None,
+        known: KeysValues | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, KeysValues]:
-        """Map `[B, L, E]` to `[B, L, E]` at times `time [B, E]`; keys and values as in `Attention`."""
-        attended, keys_values = self.attn1(self.norm1(tokens, time), context, known)
+        """Map `[B, L, E]` to `[B, L, E]` at times `time [B, E]`; the others as in `Attention`."""
+        attended, keys_values = self.attn1(self.norm1(tokens, time), context, known, mask)
         tokens = tokens + attended
         normed = functional.layer_norm(tokens, tokens.shape[-1:], eps=1e-5)
         return tokens + self.ff(normed), keys_values
@@ -221,6 +248,12 @@ class Condition:
     """Index of the robot."""
     memory: dict[int, KeysValues] = field(default_factory=dict)
     """Keys and values of the context by index of the block; the first denoising step fills it."""
+    text: Tensor | None = None
+    """bool `[B, L]`, True for tokens of the task description; None: nothing asks, see `HeadSizes.text_every`."""
+    images: Tensor | None = None
+    """bool `[B, L]`, likewise for those of images."""
+    valid: Tensor | None = None
+    """bool `[B, L]`, False for padding; None: nothing asks."""
 
 
 class SelfAttentionTransformer(nn.Module):
@@ -253,24 +286,29 @@ class TimestepEncoder(nn.Module):
 class DiT(nn.Module):
     """The diffusion transformer: cross-attention to images and task description alternates with self-attention."""
 
-    def __init__(self, size: Transformer, context: int, outputs: int) -> None:
+    def __init__(self, sizes: HeadSizes) -> None:
         super().__init__()
+        size, context = sizes.dit, sizes.width
+        self.text_every = sizes.text_every
         self.timestep_encoder = TimestepEncoder(size.width)
         self.transformer_blocks = nn.ModuleList(
             DiTBlock(size.width, size.heads, None if index % 2 else context) for index in range(size.layers)
         )
         self.proj_out_1 = nn.Linear(size.width, 2 * size.width)
-        self.proj_out_2 = nn.Linear(size.width, outputs)
+        self.proj_out_2 = nn.Linear(size.width, sizes.dit_outputs)
 
-    def forward(self, tokens: Tensor, context: Tensor, bucket: Tensor, memory: dict[int, KeysValues]) -> Tensor:
+    def forward(self, tokens: Tensor, given: Condition, bucket: Tensor) -> Tensor:
         """Map tokens `[B, L, E]` to `[B, L, outputs]` at times `bucket [B]`. Keys and values of the context are read
-        from `memory`, or stored there."""
+        from its memory, or stored there."""
         time = self.timestep_encoder(bucket)
+        text, images = (None if mask is None else mask[:, None, None] for mask in (given.text, given.images))
         for index, block in enumerate(self.transformer_blocks):
-            looks_away = index % 2 == 0
-            tokens, keys_values = block(tokens, time, context if looks_away else None, memory.get(index))
-            if looks_away:
-                memory[index] = keys_values
+            if index % 2:
+                tokens, _ = block(tokens, time, None)
+                continue
+            reads_text = self.text_every is not None and index // 2 % self.text_every == 0
+            seen = given.memory.get(index)
+            tokens, given.memory[index] = block(tokens, time, given.context, seen, text if reads_text else images)
         # Unlike in the blocks, the shift comes first.
         shift, scale = self.proj_out_1(functional.silu(time)).unsqueeze(1).chunk(2, dim=-1)
         normed = functional.layer_norm(tokens, tokens.shape[-1:], eps=1e-6) * (1 + scale) + shift
@@ -281,33 +319,51 @@ class DiT(nn.Module):
 class ActionHead(nn.Module):
     """Predicts the velocity of noisy actions from the tokens of the vision-language model."""
 
-    def __init__(self, sizes: Architecture) -> None:
+    def __init__(self, sizes: HeadSizes) -> None:
         super().__init__()
         width, robots = sizes.dit.width, sizes.embodiments
         self.vlln = nn.LayerNorm(sizes.width, eps=1e-5)
-        self.vl_self_attention = SelfAttentionTransformer(sizes.vl_self_attention)
+        if sizes.vl_self_attention is not None:
+            self.vl_self_attention = SelfAttentionTransformer(sizes.vl_self_attention)
         self.state_encoder = EmbodimentMLP(robots, sizes.max_state_dim, sizes.hidden, width)
         self.action_encoder = ActionEncoder(robots, sizes.max_action_dim, width)
         self.position_embedding = nn.Embedding(sizes.max_positions, width)
-        self.future_tokens = nn.Embedding(sizes.future_tokens, width)
-        self.model = DiT(sizes.dit, sizes.width, sizes.dit_outputs)
+        tables = [self.position_embedding]
+        if sizes.future_tokens:
+            self.future_tokens = nn.Embedding(sizes.future_tokens, width)
+            tables.append(self.future_tokens)
+        self.model = DiT(sizes)
         self.action_decoder = EmbodimentMLP(robots, sizes.dit_outputs, sizes.hidden, sizes.max_action_dim)
-        for table in (self.position_embedding, self.future_tokens):
+        for table in tables:
             nn.init.normal_(table.weight, std=0.02)
+        self.sizes = sizes
 
-    def condition(self, features: Tensor, state: Tensor, embodiment: Embodiment) -> Condition:
-        """Encode tokens `[B, L, E]` of images and task description, and the state `[B, 1, S]`."""
-        context = self.vl_self_attention(self.vlln(features))
-        return Condition(context, self.state_encoder(state, embodiment), embodiment)
+    def condition(
+        self,
+        features: Tensor,
+        state: Tensor,
+        embodiment: Embodiment,
+        *,
+        text: Tensor | None = None,
+        images: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Condition:
+        """Encode tokens `[B, L, E]` of images and task description, and the state `[B, 1, S]`; see `Condition`."""
+        context = self.vlln(features)
+        if self.sizes.vl_self_attention is not None:
+            context = self.vl_self_attention(context)
+        encoded = self.state_encoder(state, embodiment)
+        return Condition(context, encoded, embodiment, text=text, images=images, valid=valid)
 
     def hidden(self, actions: Tensor, bucket: Tensor, given: Condition) -> Tensor:
         """Return the transformer's output `[B, H, outputs]` for actions `[B, H, D]` at times `bucket [B]`."""
         horizon = actions.shape[1]
         encoded = self.action_encoder(actions, bucket, given.embodiment)
         encoded = encoded + self.position_embedding.weight[:horizon]
-        future = self.future_tokens.weight.expand(len(actions), -1, -1)
-        tokens = torch.cat([given.state, future, encoded], dim=1)
-        result: Tensor = self.model(tokens, given.context, bucket, given.memory)[:, -horizon:]
+        tokens = [given.state, encoded]
+        if self.sizes.future_tokens:
+            tokens.insert(1, self.future_tokens.weight.expand(len(actions), -1, -1))
+        result: Tensor = self.model(torch.cat(tokens, dim=1), given, bucket)[:, -horizon:]
         return result
 
     def velocity(self, hidden: Tensor, given: Condition) -> Tensor:

@@ -8,15 +8,13 @@ tokens of an image, `L` tokens of the prompt, images included, `E` width of the 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from embodyrl.models.gr00t.config import Architecture
+from embodyrl.models.gr00t.config import LEROBOT_PREFIX, Architecture
 from embodyrl.models.gr00t.head import ActionHead
 from embodyrl.models.libraries import (
-    AttentionInterface,
     Qwen3Config,
     Qwen3Model,
     Qwen3RotaryEmbedding,
@@ -24,43 +22,8 @@ from embodyrl.models.libraries import (
     SiglipVisionModel,
 )
 from embodyrl.models.vla.folder import CONFIG, described_by
+from embodyrl.models.vla.padding import ATTENTION
 from embodyrl.models.weights import Naming
-
-# ------------------------------------------------------------------------------------------------------------ attention
-
-
-def causal_mask(valid: Tensor) -> Tensor:
-    """Return the causal attention mask `[B, 1, L, L]`, without padding (`valid [B, L]` is False).
-
-    Rows of padding are all False, and their attention output is zero (`padded_attention`). Public code runs with
-    FlashAttention, which outputs zeros for padding. Since the action head attends to padding, these zeros reach the
-    actions.
-    """
-    length = valid.shape[1]
-    before = torch.ones(length, length, dtype=torch.bool, device=valid.device).tril()
-    return before & valid[:, None, :, None] & valid[:, None, None, :]
-
-
-def padded_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
-) -> tuple[Tensor, None]:
-    """Attention function for transformers: `[B, L, h, E/h]` of queries `[B, h, L, E/h]`, zeros for fully masked rows.
-
-    Kernels differ on fully masked rows, and gradients of some are NaN (cuDNN's in bfloat16 at lengths of 64, 192, ..:
-    github.com/pytorch/pytorch/issues/196678). Such a row therefore attends to everything, and its result is replaced
-    by zeros.
-    """
-    looks = attention_mask.any(dim=-1, keepdim=True)
-    interface: Any = AttentionInterface  # untyped
-    attend = interface()["sdpa"]
-    seen, _ = attend(module, query, key, value, attention_mask | ~looks, **options)
-    return seen.masked_fill(~looks.transpose(1, 2), 0.0), None
-
-
-ATTENTION = "padded_sdpa"
-"""Name of `padded_attention` in transformers."""
-AttentionInterface.register(ATTENTION, padded_attention)
-
 
 # -------------------------------------------------------------------------------------------- the vision-language model
 
@@ -113,7 +76,6 @@ class EagleModel(nn.Module):
 
 # ------------------------------------------------------------------------------------------------------------ the whole
 
-LEROBOT_PREFIX = "_groot_model."
 VISION, TEXT = "backbone.eagle_model.vision_model.", "backbone.eagle_model.language_model."
 POOLING = VISION + "vision_model.head."
 """SigLIP's pooling head, which is not used; some files contain it."""
@@ -160,7 +122,7 @@ class Gr00tNetwork(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.backbone = EagleBackbone(sizes)
-        self.action_head = ActionHead(sizes)
+        self.action_head = ActionHead(sizes.head)
 
     @classmethod
     def on_meta(cls, sizes: Architecture) -> Gr00tNetwork:

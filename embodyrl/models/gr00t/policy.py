@@ -20,7 +20,7 @@ from embodyrl.models import lerobot
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
-from embodyrl.models.gr00t.check import incompatibilities, robot_of
+from embodyrl.models.gr00t.check import incompatibilities, robot_of, writer
 from embodyrl.models.gr00t.checkpoint import CheckpointFiles, NormStats, Robot
 from embodyrl.models.gr00t.config import (
     Architecture,
@@ -31,12 +31,13 @@ from embodyrl.models.gr00t.config import (
     embodiment_number,
 )
 from embodyrl.models.gr00t.head import Condition, Embodiment
-from embodyrl.models.gr00t.network import NAMING, Gr00tNetwork, causal_mask
+from embodyrl.models.gr00t.network import NAMING, Gr00tNetwork
 from embodyrl.models.gr00t.prompts import Prompts
 from embodyrl.models.lerobot import Scale
 from embodyrl.models.policy import Inputs, ParallelPlan, PolicyObservation
 from embodyrl.models.saved import with_kept
 from embodyrl.models.vla.fits import SimulatorSizes
+from embodyrl.models.vla.padding import causal_mask
 from embodyrl.models.vla.processor import check_images
 from embodyrl.models.weights import write_weights
 
@@ -82,11 +83,10 @@ class Gr00tPolicy(FlowPolicy):
             self.reads_on_host = frozenset({"images"})
         self.prompts = Prompts(
             self.files.companions,
+            write=writer(config, self.num_images, sizes),
             image_token=sizes.image_token,
             images=self.num_images,
-            pieces=sizes.image_tokens,
             tasks=[] if simulator is None else simulator.tasks.values(),
-            listed=config.listed_task,
             length=config.prompt_length,
             padding=config.padding,
         )

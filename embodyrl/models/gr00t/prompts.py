@@ -6,7 +6,7 @@ Imports no torch, so that a config can be checked before anything starts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,13 @@ PAD = "<|endoftext|>"
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<img>", "</img>", PIECE, PAD)
 
 
-def prompt(task: str, images: int, pieces: int) -> str:
-    """Return the chat about a task."""
+Write = Callable[[str], str]
+"""Returns the prompt for a task description."""
+
+
+def prompt(task: str, images: int, pieces: int, *, listed: bool = False) -> str:
+    """Return the chat about a task; `listed` as in `Gr00tConfig.listed_task`."""
+    task = str([task]) if listed else task
     shown = "".join(f"<image {number}><img>{PIECE * pieces}</img>" for number in range(1, images + 1))
     return (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
@@ -44,11 +49,11 @@ class Prompts:
 
     Args:
         tokenizer: the files' contents by name.
+        write: the prompt for a task description.
+        piece: the image token.
         image_token: id that the image token must have.
         images: images per prompt.
-        pieces: tokens of an image.
         tasks: expected task descriptions.
-        listed: whether task descriptions are written as LeRobot does, in brackets and quotation marks.
         padding: side of the padding.
         length: tokens of every prompt; None: those of the longest expected prompt, or, without `tasks`, of the longest
             in a batch. The attribute `length` has the result.
@@ -61,21 +66,21 @@ class Prompts:
         self,
         tokenizer: Mapping[str, bytes],
         *,
+        write: Write,
+        piece: str = PIECE,
         image_token: int,
         images: int,
-        pieces: int,
         tasks: Iterable[str],
-        listed: bool,
         padding: Padding,
         length: int | None,
     ) -> None:
         self._tokenizer = read_tokenizer(tokenizer)
-        found = self._tokenizer.token_to_id(PIECE)
+        found = self._tokenizer.token_to_id(piece)
         if found != image_token:
             raise PolicyError(
-                f"{PIECE} has id {found} in the tokenizer, {image_token} in the model: it is another model's tokenizer"
+                f"{piece} has id {found} in the tokenizer, {image_token} in the model: it is another model's tokenizer"
             )
-        self._images, self._pieces, self._listed = images, pieces, listed
+        self._write, self._images = write, images
         self._known: dict[str, list[int]] = {}
         longest = max((len(self.encode(task)) for task in tasks), default=None)
         self.length = longest if length is None else length
@@ -87,8 +92,7 @@ class Prompts:
     def encode(self, task: str) -> list[int]:
         """Return token ids of the chat about a task, without padding."""
         if task not in self._known:
-            text = prompt(str([task]) if self._listed else task, self._images, self._pieces)
-            self._known[task] = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            self._known[task] = list(self._tokenizer.encode(self._write(task), add_special_tokens=False).ids)
         return self._known[task]
 
     def _check_lengths(self, tasks: Sequence[str]) -> None:
