@@ -236,7 +236,7 @@ def _check_prompts(
     """Yield issues if the tokenizer does not fit the model, or a known task description is too long."""
     states = 0 if robot is None or robot.states is None else len(robot.states)
     try:
-        prompts = Prompts(*read_tokenizer(*files.tokenizer), model.prompt_length or sizes.prompt_length)
+        prompts = Prompts(read_tokenizer(*files.tokenizer), model.prompt_length or sizes.prompt_length)
     except (PolicyError, MissingPackageError) as error:
         path = "model.checkpoint" if model.tokenizer is None else "model.tokenizer"
         yield ConfigIssue(path, f"{path}: {error}")

@@ -156,7 +156,7 @@ class CheckpointFiles(ConfiguredFolder):
     def scratch(cls, config: PiConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
         """See `CheckpointFolder.scratch`."""
         tokenizer = new_tokenizer(simulator.tasks.values())
-        prompts = Prompts(*read_tokenizer(TOKENIZERS[0], tokenizer.to_str().encode()), length=0)
+        prompts = Prompts(read_tokenizer(TOKENIZERS[0], tokenizer.to_str().encode()), length=0)
         state = np.zeros(simulator.proprio_dim) if config.state is StateInput.prompt else None
         sizes = config.scratch
         description = {

@@ -72,7 +72,7 @@ class PiPolicy(FlowPolicy):
             config.cameras, None if simulator is None else simulator.cameras, self.architecture.images
         )
         self.prompts = Prompts(
-            *read_tokenizer(*self.files.tokenizer), config.prompt_length or self.architecture.prompt_length
+            read_tokenizer(*self.files.tokenizer), config.prompt_length or self.architecture.prompt_length
         )
         written = written_numbers(config, len(self.states), self.architecture.state_dim)
         self.written: WrittenStates | None = None
