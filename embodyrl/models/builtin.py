@@ -151,6 +151,7 @@ register_family(
     "pi0_fast",
     "pi0_fast:Pi0FastPolicy",
     "pi0_fast:Pi0FastConfig",
+    whole_chunks=True,
     usual_chunk=10,
     info="embodyrl.models.pi0_fast.check:Pi0FastInfo",
     kept={"convention": None, "normalization": None},

@@ -28,6 +28,10 @@ HIGHEST = 0x10FFFF
 """Largest code point."""
 SURROGATES = (0xD800, 0xDFFF)
 """Code points that are no characters."""
+SMALLEST, LARGEST = -64, 63
+"""Coefficients that a new tokenizer has codes for, all of one byte."""
+MOST = "max_token"
+"""Entry of a new tokenizer's processor_config.json with the largest coefficient; public ones have none."""
 RUNS = 3
 """Codes of a new tokenizer for 2, 4, 8 zeros."""
 TRAINED = ("scale", "min_token", "vocab_size")
@@ -60,6 +64,8 @@ class FastTokenizer:
     """Multiplies coefficients before they are rounded."""
     smallest: int
     """Smallest coefficient that has a code point, `min_token`."""
+    largest: int
+    """Largest one that is written; larger ones become that one."""
 
     @classmethod
     def read(cls, files: Mapping[str, bytes]) -> FastTokenizer:
@@ -82,9 +88,7 @@ class FastTokenizer:
                     "download the action tokenizer again: without it codes mean nothing",
                 )
         scale = check_real(settings["scale"], "scale", above=0.0, file=PROCESSOR)
-        smallest = settings["min_token"]
-        if isinstance(smallest, bool) or not isinstance(smallest, int) or abs(smallest) > HIGHEST:
-            raise wrong(f"{PROCESSOR}: min_token", smallest, f"a whole number from -{HIGHEST} to {HIGHEST}")
+        smallest, largest = (_coefficient(settings, name) for name in ("min_token", MOST))
         stated = check_whole(settings["vocab_size"], "vocab_size", file=PROCESSOR)
         tokenizer = read_tokenizer(files[TOKENIZER], f"the action tokenizer's {TOKENIZER}")
         _check_kind(parse_json(files[TOKENIZER], TOKENIZER))
@@ -99,7 +103,7 @@ class FastTokenizer:
                 f"the action tokenizer's {TOKENIZER} does not number its codes from 0 to {stated - 1}",
                 "download it again",
             )
-        return cls(tokenizer, scale, smallest)
+        return cls(tokenizer, scale, smallest, largest)
 
     @property
     def size(self) -> int:
@@ -113,8 +117,10 @@ class FastTokenizer:
         return rounded
 
     def encode(self, chunk: NDArray[np.floating]) -> list[int]:
-        """Return the codes of a normalised chunk `[H, A]`. Coefficients below the smallest become that one."""
-        places = np.clip(self.coefficients(chunk).reshape(-1) - self.smallest, 0, HIGHEST)
+        """Return the codes of a normalised chunk `[H, A]`. Coefficients below the smallest become that
+        one."""
+        places = np.clip(self.coefficients(chunk).reshape(-1), None, self.largest) - self.smallest
+        places = np.clip(places, 0, HIGHEST)
         places[(places >= SURROGATES[0]) & (places <= SURROGATES[1])] = SURROGATES[0] - 1  # no text can have these
         return list(self.tokenizer.encode("".join(map(chr, places.tolist())), add_special_tokens=False).ids)
 
@@ -130,6 +136,14 @@ class FastTokenizer:
         return tuple(texts)
 
 
+def _coefficient(settings: Mapping[str, Any], name: str) -> int:
+    """Return an end of the range of coefficients; the highest where the file has none."""
+    found = settings.get(name, HIGHEST)
+    if isinstance(found, bool) or not isinstance(found, int) or abs(found) > HIGHEST:
+        raise wrong(f"{PROCESSOR}: {name}", found, f"a whole number from -{HIGHEST} to {HIGHEST}")
+    return found
+
+
 def _check_kind(content: Mapping[str, Any]) -> None:
     """Raise a `PolicyError` if a tokenizer.json is not that of a byte-level BPE."""
     for part, kind in (("model", "BPE"), ("decoder", "ByteLevel")):
@@ -143,21 +157,20 @@ def _check_kind(content: Mapping[str, Any]) -> None:
 
 
 def new_fast(scale: float) -> dict[str, bytes]:
-    """Return the files of a tokenizer for a model with random weights: the 256 bytes, and runs of zeros. Most
-    coefficients of high frequencies are zero; all from -64 to 63 are one code each.
+    """Return the files of a tokenizer for a model with random weights: a code for each coefficient from -64 to 63, and
+    for runs of zeros, because most coefficients of high frequencies are zero.
 
     Args:
         scale: multiplies coefficients before they are rounded.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    smallest = -64
-    zero = next(character for character, byte in byte_characters().items() if byte == -smallest)
-    runs = [zero * 2**power for power in range(RUNS + 1)]
-    codes = [character for character, _ in sorted(byte_characters().items(), key=lambda each: each[1])] + runs[1:]
+    spelled = {byte: character for character, byte in byte_characters().items()}
+    runs = [spelled[-SMALLEST] * 2**power for power in range(RUNS + 1)]
+    codes = [*(spelled[place] for place in range(LARGEST - SMALLEST + 1)), *runs[1:]]
     merges = [(run, run) for run in runs[:-1]]
     tokenizer = Tokenizer(models.BPE({code: number for number, code in enumerate(codes)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    settings = {"scale": scale, "min_token": smallest, "vocab_size": len(codes)}
+    settings = {"scale": scale, "min_token": SMALLEST, MOST: LARGEST, "vocab_size": len(codes)}
     return {TOKENIZER: tokenizer.to_str().encode(), PROCESSOR: as_json(settings)}
