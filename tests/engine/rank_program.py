@@ -368,10 +368,10 @@ def model_cases() -> None:
         )
         close(found, expected, 1e-4)
 
-    for name in ("openvla", "openvla_oft", "pi0", "pi05", "gr00t", "smolvla", "act", "cnn"):
+    for name in ("openvla", "openvla_oft", "pi0", "pi05", "pi0_fast", "gr00t", "smolvla", "act", "cnn"):
         if not test_policies.SupportedModel.entry(test_policies.CASES[name].model).missing():
             case(f"{name}, sharded")(lambda ranks, name=name: gradients(ranks, name))
-            if name in test_policies.DRAWS:
+            if name in test_policies.DRAWS | {"pi0_fast"}:
                 case(f"{name} imitates, sharded")(lambda ranks, name=name: imitate(ranks, name))
             half = {"dtype": WeightType.bfloat16}
             if hasattr(test_policies.CASES[name].config, "dtype"):

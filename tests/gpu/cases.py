@@ -69,6 +69,7 @@ FAMILIES = {
     "openvla_oft": Family({"name": "openvla_oft"} | PRISMATIC, lr=0.01),
     "openvla_oft_l1": Family({"name": "openvla_oft"} | PRISMATIC | L1, ("front", "wrist"), samples=False),
     "pi0": Family({"name": "pi0", "denoising_steps": 2} | PI, lr=0.01),
+    "pi0_fast": Family({"name": "pi0_fast"} | PI, lr=0.01),
     "smolvla": Family(
         {"name": "smolvla", "denoising_steps": 2, "noise_method": "flow_noise", "joint_logprob": True} | SMOLVLA,
     ),

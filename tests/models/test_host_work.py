@@ -33,6 +33,7 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "openvla_oft": ({"scratch": PRISMATIC}, 2),
     "pi0": ({"denoising_steps": 2, "scratch": {"layers": 2}}, 2),
     "pi05": ({"denoising_steps": 2, "noise_method": "flow_noise", "scratch": {"layers": 2}}, 2),
+    "pi0_fast": ({"scratch": {"layers": 2}}, 2),
     "gr00t": ({"denoising_steps": 2, "scratch": {"layers": 1, "action_layers": 2, "action_horizon": 4}}, 2),
 }
 ASKING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "multinomial"}

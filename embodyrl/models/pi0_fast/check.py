@@ -14,7 +14,7 @@ from embodyrl.config.rules import shown_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.lerobot import LerobotInfo, Robot, stated_ways
+from embodyrl.models.lerobot import PREPROCESSOR, LerobotInfo, Robot, stated_ways
 from embodyrl.models.pi.check import STATES, kept_as, read_robot, relative_to_nothing
 from embodyrl.models.pi.checkpoint import LEROBOT_PREFIX, ways_of
 from embodyrl.models.pi.config import Normalization, StateInput
@@ -50,8 +50,8 @@ def with_defaults(config: Pi0FastConfig, files: CheckpointFiles) -> Pi0FastConfi
     convention = kept_as(Convention, "convention", options.convention)
     convention = convention or (Convention.lerobot if lerobot else Convention.openpi)
     normalization = kept_as(Normalization, "normalization", options.normalization)
-    public = config.checkpoint is not None and lerobot and "type" in files.config
-    if normalization is None and public and stated_ways(files.config, files.companions) is None:
+    unstated = PREPROCESSOR in files.companions and stated_ways(files.config, files.companions) is None
+    if normalization is None and unstated:
         normalization = Normalization.zscore  # the default of LeRobot's class
     mean = LossMean.tokens if convention is Convention.lerobot else LossMean.samples
     return dataclasses.replace(
