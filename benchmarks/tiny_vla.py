@@ -21,7 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-COOLER: dict[str, tuple[float, ...]] = {"oft": (0.8, 0.65), "pi0": (), "gr00t": (), "smolvla": (), "act": ()}
+COOLER: dict[str, tuple[float, ...]] = {
+    "oft": (0.8, 0.65),
+    "pi0": (),
+    "pi0_fast": (0.5,),
+    "gr00t": (),
+    "smolvla": (),
+    "act": (),
+}
 """Temperatures below that of training at which the final policy is evaluated as well."""
 
 SECOND = {"act": "ppo"}
