@@ -77,6 +77,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "pi0": ("pi0", {"image_size": 32, "layers": 1}),
     "pi05": ("pi05", {"image_size": 32, "layers": 1}),
     "pi05, LeRobot's": ("pi05", {"image_size": 32, "layers": 1}),
+    "pi0_fast": ("pi0_fast", {"image_size": 32, "layers": 1}),
     "gr00t": ("gr00t", {"image_size": 32, "patch_size": 16, "layers": 1, "vision_layers": 1, "action_layers": 2}),
     "openvla": ("openvla", {"image_size": 32, "hidden_size": 32, "layers": 2, "mlp_size": 48}),
     "openvla_oft": ("openvla_oft", {"image_size": 32, "hidden_size": 32, "layers": 2, "mlp_size": 48}),
