@@ -77,6 +77,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "pi0": ("pi0", {"image_size": 32, "layers": 1}),
     "pi05": ("pi05", {"image_size": 32, "layers": 1}),
     "pi05, LeRobot's": ("pi05", {"image_size": 32, "layers": 1}),
+    "pi0_fast": ("pi0_fast", {"image_size": 32, "layers": 1}),
     "gr00t": ("gr00t", {"image_size": 32, "patch_size": 16, "layers": 1, "vision_layers": 1, "action_layers": 2}),
     "gr00t_n17": ("gr00t_n17", {"image_size": 32, "layers": 1, "vision_layers": 1, "action_layers": 3}),
     "openvla": ("openvla", {"image_size": 32, "hidden_size": 32, "layers": 2, "mlp_size": 48}),

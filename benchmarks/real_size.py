@@ -66,6 +66,7 @@ EXPERIMENTS = {
     "gr00t_n17": ["libero_spatial_ppo_gr00t_n17", "model.freeze_language=false", *WITHOUT_COPIES],
     "pi0": ["libero_spatial_ppo_pi0", "model.frozen=nothing", *ONE_CAMERA],
     "pi05": ["libero_10_ppo_pi05", "model.frozen=nothing", *ONE_CAMERA],
+    "pi0_fast": ["libero_spatial_grpo_pi0_fast", "rollout.group_size=2", *ONE_CAMERA, *EXPLORING],
     "openvla_oft": ["libero_spatial_grpo_openvla_oft", "rollout.group_size=2", *EXPLORING],
     "openvla": ["maniskill_ppo_openvla", "env=libero/spatial", "env.cameras=[agentview]"],
 }
@@ -75,7 +76,7 @@ TINY = {
     "gr00t_n17": ["model.embodiment_tag=null"],
 }
 """Of a model in few weights, which has statistics and a tokenizer of its own."""
-CHUNK_SIZES = {"gr00t": 5, "gr00t_n17": 8, "pi0": 5, "pi05": 10, "openvla_oft": 8, "openvla": 1}
+CHUNK_SIZES = {"gr00t": 5, "gr00t_n17": 8, "pi0": 5, "pi05": 10, "pi0_fast": 10, "openvla_oft": 8, "openvla": 1}
 """Actions of a chunk in these experiments."""
 CHANGES = [
     "env.num_envs=2",
@@ -95,7 +96,7 @@ CHANGES = [
 SHARD_BYTES = {"full": 2 * 10**9, "tiny": 10**5}
 STARTED_S = {"full": 15.0, "tiny": 1.0}
 """After a run has written its graph, it is in its first iteration [s]; one at full size takes minutes."""
-PI = ("pi0", "pi05")
+PI = ("pi0", "pi05", "pi0_fast")
 NAMES = {"gr00t": GR00T_NAMES, "gr00t_n17": Names(N17.vlm.from_config(N17.published)).naming}
 """Names of weights that do not depend on the files."""
 BLOCK = 1_000_003

@@ -24,6 +24,7 @@ from typing import Any
 COOLER: dict[str, tuple[float, ...]] = {
     "oft": (0.8, 0.65),
     "pi0": (),
+    "pi0_fast": (0.5,),
     "gr00t": (),
     "gr00t_n17": (),
     "smolvla": (),

@@ -177,7 +177,10 @@ GROUPS = {
         *("gym/pendulum", "gym/cartpole", "gym/pendulum_rgb", "metaworld/reach", "metaworld/mt10"),
         *("mujoco/inverted_pendulum", "mujoco/hopper", "robotics/fetch_reach", "pusht/state"),
     ],
-    "model": ["mlp", "cnn", "act", "pi0", "pi05", "smolvla", "openvla", "openvla_oft", "gr00t", "gr00t_n17"],
+    "model": [
+        *("mlp", "cnn", "act", "pi0", "pi05", "pi0_fast", "smolvla"),
+        *("openvla", "openvla_oft", "gr00t", "gr00t_n17"),
+    ],
     "algorithm": [
         *("ppo", "grpo", "rloo", "dapo", "gspo", "cpgd", "dr_grpo", "reinforce_pp", "reinforce_pp_baseline"),
         *("srpo", "sac", "rlpd", "iql", "dagger", "dsrl", "sft", "reward_classifier"),

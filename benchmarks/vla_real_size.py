@@ -140,6 +140,7 @@ MODELS = {
     "openvla": Model(chunk=1, bound=174.0),  # at batch 64; at 1 it is 45, because weights are read for every entry
     "pi0": Model(chunk=10, images=3, bound=181.0),
     "pi05": Model(chunk=10, images=3),
+    "pi0_fast": Model(chunk=10, images=3),
     "gr00t": Model(chunk=16, images=2),
     "gr00t_n17": Model(chunk=8, images=2, side=256),
 }

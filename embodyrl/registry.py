@@ -172,6 +172,8 @@ class ModelEntry(Entry):
     """Whether it reads images of earlier decisions, too (`env.frames`)."""
     max_chunk: int | None = None
     """Largest chunk [actions] that it can predict; None: no limit."""
+    whole_chunks: bool = False
+    """Whether its log-probs belong to whole chunks and none to a single action (`models.policy.ActOutput.counted`)."""
     usual_chunk: int = 1
     """Chunk size of its public checkpoints [actions]."""
     blocks: bool | None = None

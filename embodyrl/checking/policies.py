@@ -227,11 +227,17 @@ def actions_lie_within_limits(bench: PolicyBench) -> None:
 
 @_promise("log-probs are [B, N], and N is a multiple of the chunk", "act")
 def logprobs_have_their_shape(bench: PolicyBench) -> None:
-    """Check those of drawn actions."""
+    """Check those of drawn actions; those of whole chunks may be any number."""
     chunk = bench.config.rollout.chunk_size
     remedy = ".flatten(1) makes [B, N] of [B, C, D]; .unsqueeze(1) of [B]"
     logprobs = _is_tensor(bench.sampled.logprobs, (B, "N"), "logprobs", remedy)
-    count = logprobs.shape[1]
+    count, counted = logprobs.shape[1], bench.sampled.counted
+    if counted is not None:
+        are = counted.dtype == torch.bool and counted.shape == (B, count)
+        _require(are, f"counted is {_described(counted)}", "want bool [B, N]: whether the chunk has each log-prob")
+        _require(bool(counted.any(1).all()), "a chunk has no log-prob", "count at least one")
+        _require(not bool(logprobs[~counted].any()), "log-probs that do not count are not 0", "set them to 0")
+        return
     _require(count and count % chunk == 0, f"logprobs has N = {count}, no multiple of {chunk} actions", remedy)
 
 

@@ -22,6 +22,8 @@ MOST = 8
 
 Act = Callable[[], ActOutput]
 """Decides from tensors that stay in their place."""
+MAYBE = ("values", "counted", "invalid", "plan")
+"""Parts of a decision that not every policy gives."""
 Key = tuple[object, ...]
 
 
@@ -171,9 +173,9 @@ class Graphs:
 
 def _tensors(output: ActOutput) -> dict[str, Tensor]:
     """Return all tensors of a decision by name."""
-    values = {} if output.values is None else {"values": output.values}
+    named = {name: getattr(output, name) for name in ("actions", "logprobs", *MAYBE)}
     trace = {f"trace/{name}": tensor for name, tensor in output.trace.items()}
-    return {"actions": output.actions, "logprobs": output.logprobs} | values | trace
+    return {name: tensor for name, tensor in named.items() if tensor is not None} | trace
 
 
 def _equal(left: ActOutput, right: ActOutput) -> bool:
@@ -185,7 +187,6 @@ def _map(function: Callable[[Tensor], Tensor], output: ActOutput) -> ActOutput:
     return ActOutput(
         actions=function(output.actions),
         logprobs=function(output.logprobs),
-        values=None if output.values is None else function(output.values),
         trace={name: function(tensor) for name, tensor in output.trace.items()},
-        plan=None if output.plan is None else function(output.plan),
+        **{name: None if (tensor := getattr(output, name)) is None else function(tensor) for name in MAYBE},
     )

@@ -114,7 +114,8 @@ EVERY_STEP = ("step_proprio?", "step_images?")
 CRITIC = ("values?", "next_values?")
 OUTCOME = ("rewards", "success", "terminated", "truncated", "steps", "valid")
 ORIGIN = ("episode", "group", "start_state?", "seed?", "version", "address?")
-ROLLOUT = (*OBSERVATIONS, *EVERY_STEP, "task_index", "actions", "logprobs", "trace", *OUTCOME, *ORIGIN)
+TOKENS = ("counted?", "invalid_actions?")
+ROLLOUT = (*OBSERVATIONS, *EVERY_STEP, "task_index", "actions", "logprobs", *TOKENS, "trace", *OUTCOME, *ORIGIN)
 
 
 def declare_stages() -> None:
@@ -187,7 +188,7 @@ def declare_stages() -> None:
         reads=(
             *OBSERVATIONS,
             *("task_index", "logprobs", "trace", "rewards", "steps", "valid", "episode", "version", "address?"),
-            *("values?", "advantages", "returns"),
+            *("counted?", "values?", "advantages", "returns"),
         ),
         changes=("policy", "simulators"),
         summary="algorithm.loss: learn from the batch",

@@ -50,6 +50,9 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     if rollouts and "source" in rollouts[0].batch:
         taken = [rollout.batch["source"][rollout.batch["valid"]] == Source.expert for rollout in rollouts]
         metrics["env/interventions"] = float(torch.cat(taken).float().mean())
+    if rollouts and "invalid_actions" in rollouts[0].batch:
+        invalid = [rollout.batch["invalid_actions"][rollout.batch["valid"]] for rollout in rollouts]
+        metrics["env/invalid_actions"] = float(torch.cat(invalid).float().mean())
     if finished and "judged" in rollouts[0].batch:
         judged = sum(int(rollout.batch["judged"][rollout.batch["valid"]].sum()) for rollout in rollouts)
         metrics["env/judged_success"] = judged / len(finished)
@@ -74,8 +77,14 @@ def executed_in(batch: TrajectoryBatch) -> Tensor:
 
 
 def chosen_in(batch: TrajectoryBatch) -> Tensor:
-    """Return a mask of the chosen actions that something depends on, bool `[K, B, C]`: those that are executed, also
-    late ones in the place of the next chunk's first."""
+    """Return a mask of what was chosen that something depends on: of actions, bool `[K, B, C]`, those that are
+    executed, also late ones in the place of the next chunk's first; of log-probs that belong to whole chunks, bool
+    `[K, B, N]`, those of chunks of which anything is executed."""
+    chosen = _chosen_actions(batch)
+    return batch["counted"] & chosen.any(2, keepdim=True) if "counted" in batch else chosen
+
+
+def _chosen_actions(batch: TrajectoryBatch) -> Tensor:
     if OWN not in batch:
         return executed_in(batch)
     own, over = batch[OWN], batch["terminated"] | batch["truncated"]

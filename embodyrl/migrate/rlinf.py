@@ -27,6 +27,7 @@ MODELS = {
     "openvla_oft": "openvla_oft",
     "openpi": "pi0",
     "openpi_rlinf": "pi0",
+    "pi0_fast": "pi0_fast",
     "gr00t": "gr00t",
     "gr00t_n1d6": "gr00t_n16",
     "gr00t_n1d7": "gr00t_n17",
@@ -295,8 +296,9 @@ def _model(m: Migration) -> None:
     if kind not in MODELS:
         raise _refuse("actor.model.model_type", kind, f"these have one: {', '.join(MODELS)}")
     name = MODELS[kind]
-    if str(m.get("actor.model.openpi.config_name", "")).startswith("pi05"):
-        name = "pi05"
+    configured = str(m.get("actor.model.openpi.config_name", ""))
+    if name == "pi0":
+        name = next((each for each in ("pi05", "pi0_fast") if configured.startswith(each)), name)
     m.groups["model"] = name
     m.converted |= {f"actor.model.{key}" for key in ("model_type", "model_name", "openpi.config_name")}
     if name in NO_WEIGHTS:
@@ -313,7 +315,8 @@ def _model(m: Migration) -> None:
     m.write("model.checkpoint", folder if is_here else "<weights>", "actor.model.model_path", why=why)
     whole = str(m.get("actor.model.precision")) in ("32", "fp32")
     m.write("model.dtype", "float32" if whole else "bfloat16", "actor.model.precision")
-    parts = {"gr00t": _gr00t, "gr00t_n16": _gr00t_n17, "gr00t_n17": _gr00t_n17, "pi0": _pi, "pi05": _pi}
+    newer, pi = ("gr00t_n16", "gr00t_n17"), ("pi0", "pi05")
+    parts = {"gr00t": _gr00t, "pi0_fast": _pi_fast} | dict.fromkeys(newer, _gr00t_n17) | dict.fromkeys(pi, _pi)
     parts.get(name, _openvla)(m)
     _lora(m)
 
@@ -402,6 +405,20 @@ def _pi(m: Migration) -> None:
         m.write("model.state", "none", why="openpi's pi05_libero does not see the state")
     if kind == "metaworld":
         m.write("env.proprio", "robot", "actor.model.use_proprio")
+
+
+def _pi_fast(m: Migration) -> None:
+    cameras = _cameras(m, m.count("actor.model.openpi.num_images_in_input", 2))
+    m.write("model.cameras", (cameras + ["absent"] * 3)[:3], why="openpi's images: base, left wrist, right wrist")
+    _sampling(m)
+    m.copy("model.detach_critic", "actor.model.openpi.detach_critic_input")
+    for key in ("num_steps", "openpi.num_steps", "openpi.noise_method", "openpi.noise_level", "openpi.joint_logprob"):
+        m.differ(f"actor.model.{key}", "tokens are chosen one after the other: there is no noise to remove")
+    m.differ("actor.model.openpi.train_expert_only", "there is no action expert: the language model learns")
+    m.differ("actor.model.openpi.value_after_vlm", "the critic reads the language model (model.value_from)")
+    if m.lines["algorithm.logprob_level"].value == "action":
+        m.write("algorithm.logprob_level", "chunk", why="tokens belong to whole chunks")
+        m.differ("algorithm.logprob_type", "a token belongs to no single action: those of a chunk are summed")
 
 
 def _gr00t(m: Migration) -> None:

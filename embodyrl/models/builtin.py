@@ -176,6 +176,21 @@ register_family(
     summary="pi0.5 (3B): images and a task description that may contain the robot state; a chunk of actions from noise",
 )
 register_family(
+    "pi0_fast",
+    "pi0_fast:Pi0FastPolicy",
+    "pi0_fast:Pi0FastConfig",
+    whole_chunks=True,
+    usual_chunk=10,
+    info="embodyrl.models.pi0_fast.check:Pi0FastInfo",
+    kept={"convention": None, "normalization": None},
+    published="the published pi0-FAST (2.9B)",
+    checkpoints=[
+        on_libero("hf://lerobot/pi0fast-libero", *SUITES),
+        PublicCheckpoint(name="hf://lerobot/pi0fast-base"),
+    ],
+    summary="pi0-FAST (2.9B): images, robot state and a task description; a chunk of actions in compressed tokens",
+)
+register_family(
     "smolvla",
     "smolvla:SmolVLAPolicy",
     "smolvla:SmolVLAConfig",

@@ -126,6 +126,12 @@ class ActOutput:
     """`[B]` value estimates, or None without a critic."""
     trace: Inputs = field(default_factory=dict)
     """Tensors `[B, ...]` that `evaluate` needs to score this chunk again."""
+    counted: Tensor | None = None
+    """Bool `[B, N]`, log-probs that the chunk has, where chunks have different numbers of them and none belongs to one
+    action, as with compressed tokens; the others are 0. None: each belongs to one of the `C` actions."""
+    invalid: Tensor | None = None
+    """Bool `[B]`, True where what was chosen means no chunk; `actions` are then the nearest one that there is. None:
+    whatever is chosen means one."""
     plan: Tensor | None = None
     """The chunk as the network has it, `[B, *Policy.plan_shape]`; None where the next one cannot go on from it."""
 
@@ -220,6 +226,18 @@ class Policy(nn.Module, ABC):
             generator: on the policy's device.
         """
         return {}
+
+    def sample_sizes(self, inputs: Inputs, actions: Tensor) -> Tensor | None:
+        """Return how much each sample `[B]` counts in the supervised loss, such as the number of its tokens; the
+        default, None: all alike.
+
+        Asked for a whole minibatch. `sample_weights` are then multiplied by them, relative to their mean over it, so
+        that its loss does not depend on micro-batches or ranks.
+
+        Args:
+            inputs, actions: see `sft_loss`.
+        """
+        return None
 
     def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
         """Return the supervised loss, a scalar: a mean over samples.

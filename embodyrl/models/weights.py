@@ -42,11 +42,19 @@ class Naming:
     """From a name in a file to the name in the network; None: the network does not use the tensor."""
 
 
-def read_weights(network: nn.Module, folder: Path, naming: Naming) -> dict[str, torch.dtype]:
+def read_weights(
+    network: nn.Module, folder: Path, naming: Naming, *, alike: tuple[str, ...] = ()
+) -> dict[str, torch.dtype]:
     """Read a checkpoint into a network, whose parameters may be on the meta device, in the parameters' types.
 
     A parameter on the meta device is replaced by the tensor that was read; others are overwritten. So at most one
     tensor is in memory twice.
+
+    Args:
+        network: see above.
+        folder: of the checkpoint.
+        naming: names in its files.
+        alike: parameters that are equal where the files hold one of them; each gets a copy of its own.
 
     Returns:
         The types in the files, by the network's names.
@@ -57,6 +65,9 @@ def read_weights(network: nn.Module, folder: Path, naming: Naming) -> dict[str, 
     own = dict(network.named_parameters())
     shapes = weight_shapes(folder)
     found = {name: shape for public, shape in shapes.items() if (name := naming.own(public)) is not None}
+    held = [name for name in alike if name in found]
+    copies = [name for name in alike if name not in found] if held else []
+    found |= {name: found[held[0]] for name in copies}
     if faults := differences(shapes_of(own), found, naming.public):
         more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
         raise PolicyError(f"weights in {folder} do not fit: {'; '.join(faults[:_NAMED])}{more}")
@@ -64,8 +75,9 @@ def read_weights(network: nn.Module, folder: Path, naming: Naming) -> dict[str, 
     for path in shard_files(folder):
         for public, tensor in _tensors(path):
             if (name := naming.own(public)) is not None:
-                types[name] = tensor.dtype
-                _assign(network, name, tensor)
+                for each in (name, *(copies if held and name == held[0] else ())):
+                    types[each] = tensor.dtype
+                    _assign(network, each, tensor if each == name else tensor.clone())
     return types
 
 
@@ -148,6 +160,7 @@ def write_single_file(
     types: Mapping[str, torch.dtype] = MappingProxyType({}),
     others: Mapping[str, Tensor] = MappingProxyType({}),
     metadata: Mapping[str, str] | None = FORMAT,
+    without: Collection[str] = (),
 ) -> None:
     """Write a network's parameters to one file in the public layout.
 
@@ -158,10 +171,12 @@ def write_single_file(
         types: smaller types to write parameters in where that loses nothing, by the network's names.
         others: further tensors, by their names in the file.
         metadata: of the file, see `read_metadata`.
+        without: parameters that are not written, by the network's names.
     """
     tensors = {
         naming.public(name): _without_loss(parameter.detach(), types.get(name)).contiguous()
         for name, parameter in network.named_parameters()
+        if name not in without
     }
     save_file(tensors | dict(others), folder / SINGLE_FILE, metadata=None if metadata is None else dict(metadata))
 

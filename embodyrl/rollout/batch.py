@@ -67,6 +67,8 @@ COLUMNS: Mapping[str, Column] = {
     "task_index": Column("K B", I64, "index into the batch's task descriptions", required=True),
     "actions": Column("K B C D", F32, "in the simulator's units", required=True),
     "logprobs": Column("K B N", F32, "of the chunk that the policy sampled [nats]", required=True),
+    "counted": Column("K B N", FLAG, "log-probs that the chunk has, where none belongs to a single action"),
+    "invalid_actions": Column("K B", FLAG, "what was chosen means no chunk; the nearest one is in `actions`"),
     "values": Column("K B", F32, "the critic's, when the chunk was chosen; absent without one"),
     "next_values": Column("K B", F32, "critic at the following observation, before any reset; absent without one"),
     "rewards": Column("K B C", F32, "0 for actions not executed", required=True),

@@ -348,6 +348,9 @@ class Collector:
             columns["proprio"] = observation.proprio
         if observation.images is not None and self.images:
             columns["images"] = observation.images
+        for name, column in (("counted", decision.counted), ("invalid_actions", decision.invalid)):
+            if column is not None:
+                columns[name] = column.cpu().numpy()
         if self.critic and decision.values is not None:
             columns["values"] = decision.values.cpu().numpy()
         return columns | {f"trace/{name}": value.cpu().numpy() for name, value in decision.trace.items()}

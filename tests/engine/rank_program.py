@@ -368,10 +368,11 @@ def model_cases() -> None:
         )
         close(found, expected, 1e-4)
 
-    for name in ("openvla", "openvla_oft", "pi0", "pi05", "gr00t", "gr00t_n17", "smolvla", "act", "cnn"):
+    families = ("pi0", "pi05", "pi0_fast", "gr00t", "gr00t_n17", "smolvla")
+    for name in ("openvla", "openvla_oft", *families, "act", "cnn"):
         if not test_policies.SupportedModel.entry(test_policies.CASES[name].model).missing():
             case(f"{name}, sharded")(lambda ranks, name=name: gradients(ranks, name))
-            if name in test_policies.DRAWS:
+            if name in test_policies.DRAWS | {"pi0_fast"}:
                 case(f"{name} imitates, sharded")(lambda ranks, name=name: imitate(ranks, name))
             half = {"dtype": WeightType.bfloat16}
             if hasattr(test_policies.CASES[name].config, "dtype"):

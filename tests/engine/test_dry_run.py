@@ -35,6 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any], SimulatorSpec, int, int]] = {
     "mlp": ("mlp", {"hidden_sizes": [256, 256]}, SPEC, 1, 4096),
     "openvla_oft": ("openvla_oft", {}, IMAGES, 4, 12),
     "openvla": ("openvla", {}, IMAGES, 1, 12),
+    "pi0_fast": ("pi0_fast", {}, IMAGES, 4, 12),
 }
 """Model, options, simulator, actions in a chunk, decisions in the batch."""
 
@@ -65,7 +66,7 @@ def make_batch(engine: LearningEngine, spec: SimulatorSpec, samples: int) -> Ten
         "trace": TensorDict({name: tensor.clone().cpu() for name, tensor in decision.trace.items()}, [samples]),
         "version": torch.zeros(samples, dtype=torch.int64),
         "sequence": torch.arange(samples),
-        "executed": torch.ones(samples, chunk, dtype=torch.bool),
+        "executed": torch.ones(samples, chunk, dtype=torch.bool) if decision.counted is None else decision.counted,
         "valid": torch.ones(samples, dtype=torch.bool),
         "weights": torch.full((samples,), 1 / samples),
         "advantages": torch.ones(samples),

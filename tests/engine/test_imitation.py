@@ -38,6 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "act": ACT,
     "openvla": OPENVLA,
     "pi0": PI0,
+    "pi0_fast": {"name": "pi0_fast", "scratch": {"layers": 1}},
 }
 
 

@@ -39,6 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "openvla_oft": {"name": "openvla_oft", "scratch": PRISMATIC},
     "openvla_oft_l1": {"name": "openvla_oft", "action_head": "l1", "scratch": PRISMATIC},
     "pi0": {"name": "pi0", "denoising_steps": 2, "scratch": {"layers": 1}},
+    "pi0_fast": {"name": "pi0_fast", "scratch": {"layers": 1}},
     "smolvla": {"name": "smolvla", "denoising_steps": 2, "scratch": {"layers": 2, "vision_layers": 1}},
 }
 

@@ -70,6 +70,7 @@ FAMILIES = {
     "openvla_oft": Family({"name": "openvla_oft"} | PRISMATIC, lr=0.01),
     "openvla_oft_l1": Family({"name": "openvla_oft"} | PRISMATIC | L1, ("front", "wrist"), samples=False),
     "pi0": Family({"name": "pi0", "denoising_steps": 2} | PI, lr=0.01),
+    "pi0_fast": Family({"name": "pi0_fast"} | PI, lr=0.01),
     "smolvla": Family(
         {"name": "smolvla", "denoising_steps": 2, "noise_method": "flow_noise", "joint_logprob": True} | SMOLVLA,
     ),
@@ -206,16 +207,18 @@ def observe(family: Family) -> Observation:
 
 def make_batch(engine: LearningEngine, observation: Observation) -> TensorDict:
     """Return decisions of the engine's own policy as a rollout's batch, on the CPU."""
-    output, chunk = engine.act(observation, "train"), engine.policy.spec.chunk_size
-    entries = (SIZE, chunk, output.logprobs.shape[1] // chunk)
+    output, executed = engine.act(observation, "train"), torch.ones(SIZE, engine.policy.spec.chunk_size).bool()
+    if output.counted is not None:  # tokens that belong to no single action
+        executed = output.counted.cpu()
+    entries = (*executed.shape, output.logprobs.shape[1] // executed.shape[1])
     columns = {
         "task_index": torch.arange(SIZE) % 2,
         "trace": TensorDict({name: value.cpu().clone() for name, value in output.trace.items()}, [SIZE]),
         "version": torch.full((SIZE,), engine.version),
         "sequence": torch.arange(SIZE),
-        "executed": torch.ones(SIZE, chunk, dtype=torch.bool),
-        "valid": torch.ones(entries, dtype=torch.bool),
-        "weights": torch.full(entries, 1 / (SIZE * chunk)),
+        "executed": executed,
+        "valid": executed.unsqueeze(-1).expand(entries).clone(),
+        "weights": torch.full(entries, 1 / executed.numel()),
         "advantages": torch.linspace(-1, 1, SIZE)[:, None, None].expand(entries).clone(),
         "returns": torch.ones(SIZE),
         "old_logprobs": output.logprobs.cpu().view(entries).clone(),

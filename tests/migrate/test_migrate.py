@@ -140,6 +140,20 @@ def test_newer_gr00t_is_clipped_twice(folder: Folder, kind: str, name: str) -> N
     assert config.algorithm.loss.dual_clip == 2.5
 
 
+@pytest.mark.parametrize("named", [{"model_type": "pi0_fast"}, {"openpi": {"config_name": "pi0_fast_libero"}}])
+def test_pi0_fast_draws_tokens_of_whole_chunks(folder: Folder, named: dict[str, Any]) -> None:
+    merge(folder.parts["model/net"], named)
+    folder.main["algorithm"]["logprob_type"] = "action_level"
+    folder.main["rollout"]["sampling_params"] = {"temperature_train": 0.6, "temperature_eval": 0.0}
+    converted = folder.convert()
+    assert "a token belongs to no single action" in converted.without_counterpart["algorithm.logprob_type"]
+    assert "no noise to remove" in converted.without_counterpart["actor.model.num_steps"]
+    config = folder.load()
+    assert (config.model.name, config.model.temperature, config.eval.sample) == ("pi0_fast", 0.6, False)
+    assert config.model.cameras == ["agentview", "wrist", "absent"]
+    assert config.algorithm.logprob_level == "chunk"
+
+
 def test_grpo_filters_by_success_whatever_the_reward_is_multiplied_with(folder: Folder) -> None:
     bounds = {"filter_rewards": True, "rewards_lower_bound": 0.5, "rewards_upper_bound": 4.5}
     folder.main["algorithm"] |= {"adv_type": "grpo", "loss_type": "actor", "group_size": 8, **bounds}

@@ -34,6 +34,7 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "openvla_oft": ({"scratch": PRISMATIC}, 2),
     "pi0": ({"denoising_steps": 2, "scratch": {"layers": 2}}, 2),
     "pi05": ({"denoising_steps": 2, "noise_method": "flow_noise", "scratch": {"layers": 2}}, 2),
+    "pi0_fast": ({"scratch": {"layers": 2}}, 2),
     "gr00t": ({"denoising_steps": 2, "scratch": {"layers": 1, "action_layers": 2, "action_horizon": 4}}, 2),
     "gr00t_n16": ({"denoising_steps": 2, "scratch": N17}, 2),
     "gr00t_n17": ({"denoising_steps": 2, "scratch": N17}, 2),

@@ -32,6 +32,9 @@ from embodyrl.models.mlp.options import MLPConfig
 from embodyrl.models.normalizer import RunningNormalizer
 from embodyrl.models.pi.config import ScratchConfig as PiScratch
 from embodyrl.models.pi.config import StateInput, ValueFrom
+from embodyrl.models.pi0_fast.config import Convention, Decoding
+from embodyrl.models.pi0_fast.config import ScratchConfig as FastScratch
+from embodyrl.models.pi0_fast.config import ValueFrom as FastValueFrom
 from embodyrl.models.policy import SAMPLE_WEIGHTS
 from embodyrl.models.prismatic.config import ScratchConfig
 from embodyrl.models.smolvla.config import ScratchConfig as SmolVLAScratch
@@ -60,6 +63,7 @@ def make_spec(**changes: object) -> SimulatorSpec:
 
 CHOICE = (ActionField(name="push", meaning="discrete", unit="1", low=(0.0,), high=(4.0,)),)
 PI = {"denoising_steps": 3, "value_sizes": [16], "scratch": PiScratch(image_size=32, layers=2)}
+PI0_FAST = {"value_sizes": [16], "scratch": FastScratch(image_size=32, layers=2)}
 SMALL = {"scratch": ScratchConfig(image_size=32, hidden_size=32, layers=2, mlp_size=48)}
 
 
@@ -73,6 +77,8 @@ class Case:
     spec: dict[str, Any] = dataclasses.field(default_factory=dict)
     still: tuple[str, ...] = ()
     """Beginnings of the names of weights that rollouts teach nothing."""
+    distinct: int = 100
+    """First actions that differ, of 200."""
 
     @property
     def simulator(self) -> SimulatorSpec:
@@ -162,6 +168,22 @@ CASES = {
         "pi05", options=PI | {"state": StateInput.none, "frozen": Frozen.language}, spec=ONE
     ),
     "openvla_oft-top-p": Case("openvla_oft", options=SMALL | {"top_p": 0.8}, spec=ONE),
+    "pi0_fast": Case("pi0_fast", options=PI0_FAST, spec=ONE),
+    "pi0_fast-whole-vocabulary": Case(
+        "pi0_fast",
+        options=PI0_FAST
+        | {
+            "decoding": Decoding.all,
+            "convention": Convention.openpi,
+            "value_from": FastValueFrom.mean,
+            "detach_critic": False,
+            "top_k": 40,
+            "temperature": 0.8,
+            "relative_action_dims": 2,
+        },
+        spec=TWO,
+        distinct=20,  # most of the vocabulary is no code
+    ),
     "gr00t": Case("gr00t", options=GR00T, spec=TWO),
     "gr00t_n17": Case("gr00t_n17", options=GR00T_N17, spec=TWO, still=N17_STILL),
     "gr00t_n16": Case("gr00t_n16", options=GR00T_N17, spec=TWO),
@@ -330,7 +352,7 @@ def test_actions_are_in_the_simulators_range_and_shape(case: Case, policy: Polic
     assert output.actions.shape == (draws, case.chunk, spec.action_dim) and output.actions.dtype == torch.float32
     low, high = torch.from_numpy(spec.action_low), torch.from_numpy(spec.action_high)
     assert bool((output.actions >= low - 1e-6).all()) and bool((output.actions <= high + 1e-6).all())
-    assert len(output.actions[:, 0].unique(dim=0)) > (4 if policy.spec.kind == "categorical" else 100)
+    assert len(output.actions[:, 0].unique(dim=0)) > (4 if policy.spec.kind == "categorical" else case.distinct)
 
 
 def test_gradients_are_finite_and_reach_every_parameter(case: Case, policy: Policy) -> None:

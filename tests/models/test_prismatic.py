@@ -26,7 +26,8 @@ from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_p
 from embodyrl.models.openvla_oft.config import OpenVLAOFTConfig, OpenVLAOFTInfo
 from embodyrl.models.prismatic.config import Architecture, Interpolation, ScratchConfig
 from embodyrl.models.prismatic.network import NAMING, PrismaticNetwork, checkpoint_name
-from embodyrl.models.prismatic.processor import ActionBins, TokenDistribution
+from embodyrl.models.prismatic.processor import ActionBins
+from embodyrl.models.sampling import TokenDistribution
 from embodyrl.models.saved import INDEX_FILE
 from embodyrl.models.vla.resize import resize_as_tensorflow
 from embodyrl.models.weights import write_weights

@@ -34,6 +34,7 @@ NAMES = [
     "libero_spatial_ppo_gr00t_n17",
     "metaworld_ppo_pi0",
     "libero_spatial_grpo_smolvla",
+    "libero_spatial_grpo_pi0_fast",
 ]
 SMALL = [
     "env.num_envs=2",

@@ -63,7 +63,9 @@ def test_it_is_loaded_with_them(saved: tuple[Policy, Path]) -> None:
     assert not torch.equal(other.act(other.preprocess(observation), "eval").actions, acts[0][:, :2])
 
 
-@pytest.mark.parametrize("name", ["pi0", "pi05", "gr00t", "gr00t_n16", "gr00t_n17", "openvla", "openvla_oft"])
+@pytest.mark.parametrize(
+    "name", ["pi0", "pi05", "pi0_fast", "gr00t", "gr00t_n16", "gr00t_n17", "openvla", "openvla_oft"]
+)
 def test_it_is_built_from_its_folder_and_saved_again_byte_for_byte(name: str, tmp_path: Path) -> None:
     """So a run that was stopped goes on without what it was made from, and leaves the same files."""
     options: Any = SupportedModel.entry(name).load_options()

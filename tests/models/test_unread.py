@@ -60,6 +60,7 @@ MODELS: dict[str, list[str]] = {
     "smolvla": ["env=gym/pendulum_rgb"],
     "pi0": ["env=gym/pendulum_rgb"],
     "pi05": ["env=gym/pendulum_rgb"],
+    "pi0_fast": ["env=gym/pendulum_rgb"],
     "gr00t": ["env=gym/pendulum_rgb"],
     "gr00t_n16": ["env=gym/pendulum_rgb"],
     "gr00t_n17": ["env=gym/pendulum_rgb"],

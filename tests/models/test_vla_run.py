@@ -44,6 +44,18 @@ model: {denoising_steps: 2, noise_method: flow_noise, joint_logprob: true, scrat
 rollout: {num_chunks: 4, chunk_size: 2}
 algorithm: {minibatches: 2}
 """
+PI0_FAST = """\
+defaults: [env: gym/pendulum_rgb, model: pi0_fast, algorithm: grpo, _self_]
+model: {scratch: {layers: 2}}
+rollout: {num_chunks: 4, chunk_size: 2, episodes: whole, group_size: 2}
+algorithm: {minibatches: 2, reward: dense, logprob_level: token}
+"""
+PI0_FAST_PPO = """\
+defaults: [env: gym/pendulum_rgb, model: pi0_fast, algorithm: ppo, _self_]
+model: {decoding: all, temperature: 0.7, scratch: {layers: 2}}
+rollout: {num_chunks: 4, chunk_size: 2}
+algorithm: {minibatches: 2}
+"""
 GR00T = """\
 defaults: [env: gym/pendulum_rgb, model: gr00t, algorithm: ppo, _self_]
 model: {denoising_steps: 3, noise_method: flow_cps, scratch: {layers: 1, action_layers: 2, action_horizon: 4}}
@@ -67,6 +79,8 @@ RUNS = {
     "openvla-ppo": (PPO, "unnorm_key", "simulator"),
     "pi0-grpo": (PI0, "unnorm_key", "openpi"),
     "pi05-ppo": (PI05, "unnorm_key", "openpi"),
+    "pi0_fast-grpo": (PI0_FAST, "unnorm_key", "openpi"),
+    "pi0_fast-ppo": (PI0_FAST_PPO, "unnorm_key", "openpi"),
     "gr00t-ppo": (GR00T, "embodiment_tag", "simulator"),
     "gr00t_n17-ppo": (GR00T_N17, "embodiment_tag", "simulator"),
 }

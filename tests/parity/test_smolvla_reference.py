@@ -21,8 +21,8 @@ from embodyrl.models.policy import ACTION_WEIGHTS
 from embodyrl.models.saved import PUBLISHED
 from embodyrl.models.smolvla.config import SmolVLAConfig
 from embodyrl.models.smolvla.network import action_mask, time_embedding
-from embodyrl.models.smolvla.policy import SmolVLAPolicy, pixel_values
-from embodyrl.models.vla.processor import Normalizer
+from embodyrl.models.smolvla.policy import SmolVLAPolicy
+from embodyrl.models.vla.processor import Normalizer, fitted
 from tests.parity.smolvla_mutations import MUTATIONS
 from tests.parity.smolvla_reference import KEYS, REFERENCE, Case, excess
 
@@ -54,7 +54,7 @@ def assert_near_largest(found: torch.Tensor, wanted: torch.Tensor) -> None:
 def test_images_are_resized_and_padded_on_the_left_and_above(case: Case) -> None:
     side = case["in/images"].shape[-1]
     for number in range(2):
-        found = pixel_values(case[f"raw/camera{number + 1}"].unsqueeze(1), side, torch.device("cpu"))[:, 0]
+        found = fitted(case[f"raw/camera{number + 1}"].unsqueeze(1), side, torch.device("cpu"), centred=False)[:, 0]
         there = case["in/image_masks"][:, number]
         assert_near(found[there], case["in/images"][:, number][there])
 

@@ -35,6 +35,7 @@ MODELS = {
     "openvla_oft": PRISMATIC,
     "pi0": PI,
     "pi05": PI,
+    "pi0_fast": {"scratch": {"layers": 2}},
     "gr00t": GR00T,
     "gr00t_n17": GR00T,
 }

@@ -172,6 +172,7 @@ class Imitation:
         inputs = inputs | {ACTION_WEIGHTS: torch.ones(wanted.shape[:2], device=self.engine.device)}
         if SAMPLE_WEIGHTS in columns:
             inputs[SAMPLE_WEIGHTS] = columns[SAMPLE_WEIGHTS]
+        inputs = self._weighted(inputs, wanted, everywhere=False, any_here=any_here)
         drawn = {name: column[places.to(self.engine.device)] for name, column in draws.items()}
         dealt = self._parts(len(own), self.engine.micro_batches.size or len(own))
         parts = [(part, any_here * (part.stop - part.start) / max(count, 1)) for part in dealt]
@@ -183,10 +184,26 @@ class Imitation:
         """Return the rows of each micro-batch of `count` rows."""
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
+    def _weighted(self, inputs: Inputs, actions: Tensor, *, everywhere: bool, any_here: bool = True) -> Inputs:
+        """Return the inputs of a minibatch with what `Policy.sample_sizes` says in the weights of its samples.
+
+        Args:
+            inputs, actions: see `Policy.sft_loss`.
+            everywhere: whether every rank has all samples; if not, each has its own.
+            any_here: whether those of this rank count.
+        """
+        sizes = self.policy.sample_sizes(inputs, actions)
+        if sizes is None:
+            return inputs
+        total = torch.stack([sizes.sum(), torch.ones_like(sizes).sum()]) * any_here
+        total = total if everywhere else self.engine.ranks.sum(total).clamp(min=1.0)
+        given = inputs.get(SAMPLE_WEIGHTS, torch.ones_like(sizes))
+        return inputs | {SAMPLE_WEIGHTS: given * sizes * total[1] / total[0]}
+
     def _sft_backward(self, inputs: Inputs, actions: Tensor) -> Tensor:
         """Make the forward and backward passes of a minibatch of demonstrations that all ranks have; see
         `_imitation_backward`."""
-        count = len(actions)
+        count, inputs = len(actions), self._weighted(inputs, actions, everywhere=True)
         # Drawn for the whole minibatch at once, so that the size of micro-batches changes no number.
         draws = self.policy.imitation_draws(count, self.engine.streams.imitation)
         dealt = self.engine.ranks.scatter(

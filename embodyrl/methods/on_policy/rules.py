@@ -30,6 +30,7 @@ def check(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
         _behaviour_policy_is_known,
         _async_rollouts_can_be,
         _rewards_of_actions_are_used,
+        _levels_fit_model,
         _stages_fit_advantage,
         _bootstrap_has_critic,
         _value_loss_has_critic,
@@ -194,6 +195,20 @@ def _rewards_of_actions_are_used(config: Config, algorithm: OnPolicyConfig) -> I
             "have the advantages of its actions",
             "set algorithm.logprob_level to action or token",
         )
+
+
+def _levels_fit_model(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check that actions have log-probs of their own where these are asked for."""
+    if fact(SupportedModel, config.model.name, "whole_chunks") is not True:
+        return
+    for name in ("logprob_level", "reward_level"):
+        if getattr(algorithm, name) == Level.action.value:
+            yield ConfigIssue(
+                (f"algorithm.{name}", "model.name"),
+                f"algorithm.{name} is 'action', but the tokens of model {config.model.name!r} belong to whole chunks",
+                f"set algorithm.{name} to chunk" + (" or token" if name == "logprob_level" else ""),
+                fix={f"algorithm.{name}": LEAVE_OUT},
+            )
 
 
 def _stages_fit_advantage(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:

@@ -16,7 +16,7 @@ from embodyrl.config.rules import needs_of_all
 from embodyrl.config.schema import WIDEST_LAYER, Config, ModelConfig, setting
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.saved import STEERING_FILE, read_steering
-from embodyrl.models.vla.config import ActionUnits, WeightType
+from embodyrl.models.vla.config import ActionUnits, Gripper, WeightType
 
 
 class NoiseMethod(StrEnum):
@@ -25,13 +25,6 @@ class NoiseMethod(StrEnum):
     flow_sde = "flow_sde"
     flow_cps = "flow_cps"
     flow_noise = "flow_noise"
-
-
-class Gripper(StrEnum):
-    """Meaning of the gripper's entry in an unnormalized action."""
-
-    simulator = "simulator"
-    one_opens = "one_opens"
 
 
 @dataclass(frozen=True, kw_only=True)

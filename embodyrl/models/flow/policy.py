@@ -20,7 +20,7 @@ from torch.nn import functional
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
-from embodyrl.models.flow.config import FlowConfig, FlowSizes, Gripper, NoiseMethod
+from embodyrl.models.flow.config import FlowConfig, FlowSizes, NoiseMethod
 from embodyrl.models.flow.denoising import (
     NoiseNetwork,
     TimeGrid,
@@ -46,9 +46,8 @@ from embodyrl.models.policy import (
     PolicySpec,
 )
 from embodyrl.models.saved import weight_type, write_description
-from embodyrl.models.vla.config import ActionUnits
 from embodyrl.models.vla.folder import CheckpointFolder
-from embodyrl.models.vla.processor import Normalizer, SimulatorUnits, read_state
+from embodyrl.models.vla.processor import Normalizer, SimulatorUnits, convention_of, read_state
 from embodyrl.models.weights import DTYPES, Naming, read_heads, read_weights, write_heads
 
 HEADS_FILE = "flow_heads.safetensors"
@@ -167,12 +166,7 @@ class FlowPolicy(Policy):
 
     def convention(self) -> ActionConvention:
         """Return the convention of unnormalized actions."""
-        config = self.config
-        return ActionConvention(
-            metric=config.action_units is ActionUnits.metric,
-            gripper=(1.0, 0.0) if config.gripper is Gripper.one_opens else None,
-            binary_gripper=config.binary_gripper,
-        )
+        return convention_of(self.config)
 
     # ------------------------------------------------------------------------------------ what a family implements
 

@@ -15,12 +15,9 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.openvla.config import OpenVLAConfig
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Mode, mean_over_samples
-from embodyrl.models.prismatic.policy import Choice, PrismaticPolicy
-
-
-def positions_of(mask: Tensor) -> Tensor:
-    """Return positions `[B, L]`, not counting padding."""
-    return (mask.long().cumsum(1) - 1).clamp(min=0)
+from embodyrl.models.prismatic.policy import PrismaticPolicy
+from embodyrl.models.sampling import Choice
+from embodyrl.models.vla.transformer import KeyValueCache, positions_of
 
 
 def causal(mask: Tensor) -> Tensor:
@@ -29,44 +26,6 @@ def causal(mask: Tensor) -> Tensor:
     transformers would ask the device whether there is padding, and wait for the answer.
     """
     return mask[:, None, None, :] & mask.new_ones(mask.shape[1], mask.shape[1]).tril()
-
-
-class KeyValueCache:
-    """A cache for a number of positions that is known before, as a language model of transformers takes it.
-
-    transformers' dynamic cache uploads empty tensors and copies all keys for each token; its static cache attends to
-    positions that are not written yet.
-
-    Args:
-        positions: the most positions that are written.
-    """
-
-    def __init__(self, positions: int) -> None:
-        self._positions = positions
-        self._layers: dict[int, _Layer] = {}
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
-    ) -> tuple[Tensor, Tensor]:
-        """Append keys and values `[B, h, L, d]` of a layer, and return all that it has."""
-        if layer_idx not in self._layers:
-            self._layers[layer_idx] = _Layer(key_states, value_states, self._positions)
-        return self._layers[layer_idx].append(key_states, value_states)
-
-
-class _Layer:
-    """Keys and values `[B, h, positions, d]`, of which the first are written."""
-
-    def __init__(self, keys: Tensor, values: Tensor, positions: int) -> None:
-        self._memory = [each.new_empty(*each.shape[:2], positions, each.shape[3]) for each in (keys, values)]
-        self._written = 0
-
-    def append(self, *given: Tensor) -> tuple[Tensor, Tensor]:
-        begin, self._written = self._written, self._written + given[0].shape[2]
-        for memory, part in zip(self._memory, given, strict=True):
-            memory[:, :, begin : self._written] = part
-        keys, values = (memory[:, :, : self._written] for memory in self._memory)
-        return keys, values
 
 
 class OpenVLAPolicy(PrismaticPolicy):
@@ -108,8 +67,7 @@ class OpenVLAPolicy(PrismaticPolicy):
             embeddings = self._embed(choices[-1].tokens.unsqueeze(1))
             positions = positions[:, -1:] + 1
             seen = whole[:, None, None, : length + len(choices)]
-        choice = Choice(*(torch.stack(parts, dim=1) for parts in zip(*map(_pair, choices), strict=True)))
-        return self.acted(choice, states[0])
+        return self.acted(Choice.joined(choices), states[0])
 
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
         """See `Policy.evaluate`; one forward pass over all tokens of the action."""
@@ -145,7 +103,3 @@ class OpenVLAPolicy(PrismaticPolicy):
         )
         hidden: Tensor = output.last_hidden_state
         return hidden
-
-
-def _pair(choice: Choice) -> tuple[Tensor, Tensor]:
-    return choice.tokens, choice.logprobs

@@ -16,10 +16,19 @@ from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowInfo, FlowSizes
 from embodyrl.models.lerobot import PREPROCESSOR, RELATIVE_STEPS, LerobotInfo, Robot, steps_of
-from embodyrl.models.pi.checkpoint import LEROBOT_PREFIX, CheckpointFiles, Layout, robot_of, sees_state, ways_of
+from embodyrl.models.pi.checkpoint import (
+    LEROBOT_PREFIX,
+    CheckpointFiles,
+    Layout,
+    PaliGemmaFiles,
+    robot_of,
+    sees_state,
+    ways_of,
+)
 from embodyrl.models.pi.config import (
     Architecture,
     DenoisingTimes,
+    NamesStatistics,
     Normalization,
     Pi05Config,
     PiConfig,
@@ -64,7 +73,7 @@ def with_defaults(config: Options, files: CheckpointFiles) -> Options:
     options = with_kept(config, folder) if config.checkpoint is not None and folder.is_dir() else config
     found: dict[str, Any] = {
         "denoising_times": _times(options.denoising_times, files),
-        "normalization": _saved(Normalization, "normalization", options.normalization),
+        "normalization": kept_as(Normalization, "normalization", options.normalization),
     }
     if isinstance(options, Pi05Config) and options.padded_state is None:
         found["padded_state"] = pads_state(files)
@@ -73,14 +82,18 @@ def with_defaults(config: Options, files: CheckpointFiles) -> Options:
 
 def _times(wanted: str | None, files: CheckpointFiles) -> DenoisingTimes:
     """Return the wanted way, else the one that the layout of the weights implies."""
-    found = _saved(DenoisingTimes, "denoising_times", wanted)
+    found = kept_as(DenoisingTimes, "denoising_times", wanted)
     if found is None:
         return DenoisingTimes.divided if files.layout.prefix == LEROBOT_PREFIX else DenoisingTimes.summed
     return found
 
 
-def _saved(kind: type[Choice], name: str, value: Any) -> Choice | None:
-    """Return the value of an option, which may come from a saved policy's description."""
+def kept_as(kind: type[Choice], name: str, value: Any) -> Choice | None:
+    """Return the value of an option, which may come from a saved policy's description.
+
+    Raises:
+        PolicyError: there it has another value than those of `kind`.
+    """
     if value is None:
         return None
     if not isinstance(value, str) or value not in list(kind):
@@ -201,9 +214,9 @@ def _check_scratch(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
     if model.statistics is not None and Path(model.statistics).is_file():
         nothing = CheckpointFiles(config={}, companions={}, layout=Layout())
         there = SimulatorSizes.of_config(config)
-        robot = yield from _read_robot(there, model, nothing)
+        robot = yield from read_robot(there, model, nothing)
         yield from check_sizes(robot, there, "model.statistics", states=STATES)
-        yield from _relative_to_nothing(robot, model.relative_action_dims)
+        yield from relative_to_nothing(robot, model.relative_action_dims)
 
 
 def _check_folder(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
@@ -225,7 +238,7 @@ def _check_folder(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
     if options is None:
         return
     there = SimulatorSizes.of_config(config)
-    robot = yield from _read_robot(there, options, files)
+    robot = yield from read_robot(there, options, files)
     yield from incompatibilities(architecture, config.rollout.chunk_size, robot, there, options.relative_action_dims)
     yield from _check_prompts(config, options, files, architecture, robot)
 
@@ -236,7 +249,7 @@ def _check_prompts(
     """Yield issues if the tokenizer does not fit the model, or a known task description is too long."""
     states = 0 if robot is None or robot.states is None else len(robot.states)
     try:
-        prompts = Prompts(*read_tokenizer(*files.tokenizer), model.prompt_length or sizes.prompt_length)
+        prompts = Prompts(read_tokenizer(*files.tokenizer), model.prompt_length or sizes.prompt_length)
     except (PolicyError, MissingPackageError) as error:
         path = "model.checkpoint" if model.tokenizer is None else "model.tokenizer"
         yield ConfigIssue(path, f"{path}: {error}")
@@ -255,8 +268,8 @@ def written_numbers(model: PiConfig, states: int, width: int) -> int | None:
     return width if writes_padded(model) else states
 
 
-def _read_robot(
-    there: SimulatorSizes, model: PiConfig, files: CheckpointFiles
+def read_robot(
+    there: SimulatorSizes, model: NamesStatistics, files: PaliGemmaFiles
 ) -> Generator[ConfigIssue, None, Robot | None]:
     """Return the ranges in the statistics; None if they cannot be read, which yields an issue."""
     named = model.statistics
@@ -287,10 +300,11 @@ def incompatibilities(
     yield from check_horizon(chunk, sizes.horizon)
     most = (sizes.state_dim, sizes.action_dim)
     yield from check_sizes(robot, there, "model.unnorm_key", "model.statistics", states=STATES, most=most)
-    yield from _relative_to_nothing(robot, relative)
+    yield from relative_to_nothing(robot, relative)
 
 
-def _relative_to_nothing(robot: Robot | None, relative: int) -> Iterator[ConfigIssue]:
+def relative_to_nothing(robot: Robot | None, relative: int) -> Iterator[ConfigIssue]:
+    """Yield an issue if more action dims are relative to the state than there are."""
     if robot is None or not relative:
         return
     states, actions = len(robot.states or ()), len(robot.actions)

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -29,7 +29,14 @@ from embodyrl.models.lerobot import (
     wrong_number,
 )
 from embodyrl.models.lerobot import scale_of as lerobot_scale
-from embodyrl.models.pi.config import PUBLISHED_NORMALIZATION, Architecture, Normalization, PiConfig, StateInput
+from embodyrl.models.pi.config import (
+    PUBLISHED_NORMALIZATION,
+    Architecture,
+    Normalization,
+    PiConfig,
+    ReadsRobot,
+    StateInput,
+)
 from embodyrl.models.pi.prompts import Prompts, new_tokenizer, read_tokenizer
 from embodyrl.models.saved import INDEX_FILE, parse_json, refuse_other_weights, weight_shapes
 from embodyrl.models.vla.fits import SimulatorSizes
@@ -130,19 +137,25 @@ class Statistics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointFiles(ConfiguredFolder):
-    """All files except the weights."""
+class PaliGemmaFiles(ConfiguredFolder):
+    """All files except the weights, of models that have PaliGemma's tokenizer and openpi's or LeRobot's statistics. A
+    subclass sets `MODELS`."""
 
-    layout: Layout
-    """Names of the weights."""
+    MODELS: ClassVar[str]
+    """Names of the models, for messages."""
 
     @classmethod
-    def read(cls, config: PiConfig) -> CheckpointFiles:
-        """See `CheckpointFolder.read`; the tokenizer is the file `config.tokenizer`, if it is given."""
+    def read_companions(cls, config: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Return the contents of config.json, and those of the other files by path; the tokenizer is the file
+        `config.tokenizer`, if it is given.
+
+        Raises:
+            PolicyError: it is not the folder of such a checkpoint.
+        """
         folder = Path(str(config.checkpoint))
         refuse_other_weights(folder)
         if not (folder / CONFIG).is_file():
-            raise PolicyError(f"{folder} holds no {CONFIG}", "give the folder of a pi0 or pi0.5 checkpoint")
+            raise PolicyError(f"{folder} holds no {CONFIG}", f"give the folder of a {cls.MODELS} checkpoint")
         places = sorted([*folder.glob("*"), *folder.glob("assets/**/*")])
         # Not the index of the weights' files: they are written again, in a number of files of their own.
         paths = [path for path in places if path.name.endswith(KEPT) and path.name != INDEX_FILE and path.is_file()]
@@ -150,59 +163,12 @@ class CheckpointFiles(ConfiguredFolder):
         content = parse_json(found.pop(CONFIG), str(folder / CONFIG))
         if config.tokenizer is not None:
             found = _replace(found, Path(config.tokenizer), TOKENIZERS, "model.tokenizer")
-        return cls(config=content, companions=found, layout=Layout.read(folder))
+        return content, found
 
-    @classmethod
-    def scratch(cls, config: PiConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
-        """See `CheckpointFolder.scratch`."""
-        tokenizer = new_tokenizer(simulator.tasks.values())
-        prompts = Prompts(*read_tokenizer(TOKENIZERS[0], tokenizer.to_str().encode()), length=0)
-        state = np.zeros(simulator.proprio_dim) if config.state is StateInput.prompt else None
-        sizes = config.scratch
-        description = {
-            "type": config.name,
-            "max_action_dim": simulator.action_dim,
-            "max_state_dim": max(1, simulator.proprio_dim),
-            "chunk_size": chunk_size,
-            "tokenizer_max_length": max(len(prompts.ids(task, state)) for task in simulator.tasks.values()),
-            "image_resolution": [sizes.image_size] * 2,
-            "input_features": {f"observation.images.{camera}": {"type": "VISUAL"} for camera in simulator.cameras},
-            "vlm_config": {
-                "text_config": _gemma(config, sizes.hidden_size) | {"vocab_size": tokenizer.get_vocab_size()},
-                "vision_config": {
-                    "hidden_size": sizes.vision_size,
-                    "intermediate_size": int(sizes.vision_size * sizes.mlp_ratio),
-                    "num_hidden_layers": sizes.layers,
-                    "num_attention_heads": sizes.heads,
-                    "patch_size": sizes.patch_size,
-                },
-            },
-            "dit_config": _gemma(config, sizes.expert_size),
-        }
-        return cls._new(description, _ranges(simulator), tokenizer)
-
-    @classmethod
-    def published(cls, config: PiConfig) -> CheckpointFiles:
-        """See `CheckpointFolder.published`; an empty config.json stands for openpi's sizes."""
-        ranges = {
-            key: {name: [float(name in ("std", "q99"))] * count for name in USUAL}
-            for key, count in (("state", STATE_DIM), ("actions", ACTION_DIM))
-        }
-        return cls._new({}, ranges, new_tokenizer([]))
-
-    @classmethod
-    def _new(cls, description: Mapping[str, Any], ranges: Mapping[str, Any], tokenizer: Tokenizer) -> CheckpointFiles:
-        companions = {OPENPI_FILE: as_json({"norm_stats": ranges}), TOKENIZERS[0]: tokenizer.to_str().encode()}
-        return cls(config=description, companions=companions, layout=Layout(expert_head=False))
-
-    def with_statistics(self, path: str) -> CheckpointFiles:
+    def with_statistics(self, path: str) -> Self:
         """See `CheckpointFolder.with_statistics`."""
         found = _replace(self.companions, Path(path), (OPENPI_FILE, LEROBOT_FILE, NORMALIZER_FILE), "model.statistics")
         return dataclasses.replace(self, companions=found)
-
-    def architecture(self, name: str) -> Architecture:
-        """Return the network's shape; raises what `Architecture.from_config` raises."""
-        return Architecture.from_config(name, self.config, expert_head=self.layout.expert_head)
 
     @property
     def statistics(self) -> dict[str, Statistics]:
@@ -243,6 +209,64 @@ class CheckpointFiles(ConfiguredFolder):
             f"the checkpoint has no {' or '.join(TOKENIZERS)}: put PaliGemma's tokenizer into its folder, or set "
             "model.tokenizer to that file"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFiles(PaliGemmaFiles):
+    """All files of pi0 or pi0.5 except the weights."""
+
+    MODELS = "pi0 or pi0.5"
+
+    layout: Layout
+    """Names of the weights."""
+
+    @classmethod
+    def read(cls, config: PiConfig) -> CheckpointFiles:
+        """See `CheckpointFolder.read`; the tokenizer is the file `config.tokenizer`, if it is given."""
+        content, found = cls.read_companions(config)
+        return cls(config=content, companions=found, layout=Layout.read(Path(str(config.checkpoint))))
+
+    @classmethod
+    def scratch(cls, config: PiConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
+        """See `CheckpointFolder.scratch`."""
+        tokenizer = new_tokenizer(simulator.tasks.values())
+        prompts = Prompts(read_tokenizer(TOKENIZERS[0], tokenizer.to_str().encode()), length=0)
+        state = np.zeros(simulator.proprio_dim) if config.state is StateInput.prompt else None
+        sizes = config.scratch
+        description = {
+            "type": config.name,
+            "max_action_dim": simulator.action_dim,
+            "max_state_dim": max(1, simulator.proprio_dim),
+            "chunk_size": chunk_size,
+            "tokenizer_max_length": max(len(prompts.ids(task, state)) for task in simulator.tasks.values()),
+            "image_resolution": [sizes.image_size] * 2,
+            "input_features": {f"observation.images.{camera}": {"type": "VISUAL"} for camera in simulator.cameras},
+            "vlm_config": {
+                "text_config": _gemma(config, sizes.hidden_size) | {"vocab_size": tokenizer.get_vocab_size()},
+                "vision_config": {
+                    "hidden_size": sizes.vision_size,
+                    "intermediate_size": int(sizes.vision_size * sizes.mlp_ratio),
+                    "num_hidden_layers": sizes.layers,
+                    "num_attention_heads": sizes.heads,
+                    "patch_size": sizes.patch_size,
+                },
+            },
+            "dit_config": _gemma(config, sizes.expert_size),
+        }
+        return cls._new(description, simulator_ranges(simulator), tokenizer)
+
+    @classmethod
+    def published(cls, config: PiConfig) -> CheckpointFiles:
+        """See `CheckpointFolder.published`; an empty config.json stands for openpi's sizes."""
+        return cls._new({}, published_ranges(), new_tokenizer([]))
+
+    @classmethod
+    def _new(cls, description: Mapping[str, Any], ranges: Mapping[str, Any], tokenizer: Tokenizer) -> CheckpointFiles:
+        return cls(config=description, companions=new_companions(ranges, tokenizer), layout=Layout(expert_head=False))
+
+    def architecture(self, name: str) -> Architecture:
+        """Return the network's shape; raises what `Architecture.from_config` raises."""
+        return Architecture.from_config(name, self.config, expert_head=self.layout.expert_head)
 
 
 def _replace(found: Mapping[str, bytes], path: Path, names: tuple[str, ...], setting: str) -> dict[str, bytes]:
@@ -288,12 +312,12 @@ def scale_of(way: str, first: Sequence[float], second: Sequence[float]) -> Scale
     return Scale(low, half_width, half_width, shift=1.0)
 
 
-def sees_state(model: PiConfig) -> bool:
+def sees_state(model: ReadsRobot) -> bool:
     """Return whether the model reads the state, or its actions are relative to it."""
     return model.state is not StateInput.none or model.relative_action_dims > 0
 
 
-def robot_of(statistics: Statistics, model: PiConfig, files: CheckpointFiles, there: SimulatorSizes) -> Robot:
+def robot_of(statistics: Statistics, model: ReadsRobot, files: PaliGemmaFiles, there: SimulatorSizes) -> Robot:
     """Return the robot that statistics describe, without the zeros that openpi once padded states and actions with.
 
     Raises:
@@ -308,7 +332,7 @@ def robot_of(statistics: Statistics, model: PiConfig, files: CheckpointFiles, th
     return Robot(states=states, actions=actions)
 
 
-def ways_of(model: PiConfig, files: CheckpointFiles) -> dict[str, str]:
+def ways_of(model: ReadsRobot, files: PaliGemmaFiles) -> dict[str, str]:
     """Return the way of normalisation (a key of `NUMBERS`) of STATE and ACTION: as LeRobot's files in the checkpoint
     state, else as the options do, else as published.
 
@@ -325,7 +349,8 @@ def ways_of(model: PiConfig, files: CheckpointFiles) -> dict[str, str]:
         )
     wanted, stated = model.normalization, stated_ways(files.config, files.companions)
     if stated is None:
-        return dict.fromkeys(("STATE", "ACTION"), wanted or PUBLISHED_NORMALIZATION[model.name])
+        usual = PUBLISHED_NORMALIZATION.get(model.name, Normalization.quantile)
+        return dict.fromkeys(("STATE", "ACTION"), wanted or usual)
     refuse_scaled_images(stated)
     for kind in ("STATE", "ACTION") if sees_state(model) else ("ACTION",):
         if wanted is not None and SAME.get(stated[kind]) is not wanted:
@@ -422,7 +447,7 @@ def _gemma(config: PiConfig, width: int) -> dict[str, int]:
     }
 
 
-def _ranges(simulator: SimulatorSpec) -> dict[str, Any]:
+def simulator_ranges(simulator: SimulatorSpec) -> dict[str, Any]:
     """Return statistics that map the simulator's action range to [-1, 1] and leave states unchanged."""
     centre, half_width = unit_range(simulator)
     zeros, ones = np.zeros(simulator.proprio_dim), np.ones(simulator.proprio_dim)
@@ -433,6 +458,19 @@ def _ranges(simulator: SimulatorSpec) -> dict[str, Any]:
     return {
         key: {name: np.asarray(column).tolist() for name, column in zip(USUAL, columns, strict=True)}
         for key, columns in numbers.items()
+    }
+
+
+def new_companions(ranges: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Return the files of statistics and of the tokenizer of a new model."""
+    return {OPENPI_FILE: as_json({"norm_stats": ranges}), TOKENIZERS[0]: tokenizer.to_str().encode()}
+
+
+def published_ranges() -> dict[str, Any]:
+    """Return statistics of a robot of the published size, which change nothing."""
+    return {
+        key: {name: [float(name in ("std", "q99"))] * count for name in USUAL}
+        for key, count in (("state", STATE_DIM), ("actions", ACTION_DIM))
     }
 
 

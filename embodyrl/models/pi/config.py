@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from embodyrl.config.schema import setting
 from embodyrl.models.errors import PolicyError
@@ -42,6 +42,44 @@ class ValueFrom(StrEnum):
 
     expert = "expert"
     prefix = "prefix"
+
+
+class ReadsRobot(Protocol):
+    """Options that say how states and actions are normalised."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        ...
+
+    @property
+    def normalization(self) -> Normalization | None:
+        """See `PiConfig`."""
+        ...
+
+    @property
+    def state(self) -> StateInput:
+        """See `PiConfig`."""
+        ...
+
+    @property
+    def relative_action_dims(self) -> int:
+        """See `PiConfig`."""
+        ...
+
+
+class NamesStatistics(ReadsRobot, Protocol):
+    """Options that also say where the statistics are from."""
+
+    @property
+    def statistics(self) -> str | None:
+        """See `PiConfig`."""
+        ...
+
+    @property
+    def unnorm_key(self) -> str | None:
+        """See `PiConfig`."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +190,8 @@ GEMMA_KEYS = {
 VOCABULARY = 257152
 OTHERS = {"gr00t_n1_5": "gr00t", "groot": "gr00t"}
 """Names in this package of models that have another name in their config.json."""
-PUBLISHED_NORMALIZATION = {"pi0": Normalization.zscore, "pi05": Normalization.quantile}
-"""Normalisation of models whose files do not state it."""
+PUBLISHED_NORMALIZATION = {"pi0": Normalization.zscore}
+"""Normalisation of models whose files do not state it, where it is not quantile as in openpi's later ones."""
 PROMPT_LENGTH = {"pi0": 48, "pi05": 200}
 """Tokens of a prompt, with padding."""
 IMAGES = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
@@ -209,20 +247,16 @@ class Architecture:
         action_dim = _whole(config, "", "max_action_dim", "action_dim", default=32)
         return cls(
             adaptive=name == "pi05",
-            vision=_vision(config, vlm) | {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6},
-            language=_variant(config, "paligemma_variant", "gemma_2b")
-            if text is None
-            else _sizes(text, "vlm_config.text_config."),
-            expert=_variant(config, "action_expert_variant", "gemma_300m")
-            if expert is None
-            else _sizes(expert, "dit_config."),
+            vision=vision_sizes(config, vlm) | {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6},
+            language=gemma_sizes(config, "paligemma_variant", "gemma_2b", text, "vlm_config.text_config."),
+            expert=gemma_sizes(config, "action_expert_variant", "gemma_300m", expert, "dit_config."),
             vocabulary=vocabulary,
             expert_vocabulary=vocabulary if expert_head else 0,
             state_dim=_whole(config, "", "max_state_dim", default=action_dim),
             action_dim=action_dim,
             horizon=_whole(config, "", "chunk_size", "action_horizon", default=50),
             prompt_length=_whole(config, "", "tokenizer_max_length", "max_token_len", default=PROMPT_LENGTH[name]),
-            images=_images(config),
+            images=image_names(config),
         )
 
 
@@ -260,6 +294,24 @@ def _damaged(where: str, found: object, expected: str) -> PolicyError:
     return PolicyError(f"config.json: {where} is {found!r}, {expected} was expected", "download the file again")
 
 
+def gemma_sizes(
+    config: Mapping[str, Any], key: str, default: str, explicit: Mapping[str, Any] | None, where: str
+) -> GemmaSizes:
+    """Return the sizes of a Gemma.
+
+    Args:
+        config: config.json.
+        key: its entry with the name of the sizes.
+        default: the name where there is no such entry.
+        explicit: sizes as transformers names them, which replace the name; None: there are none.
+        where: place of these in config.json.
+
+    Raises:
+        PolicyError: the name is unknown, or a size is missing or impossible.
+    """
+    return _variant(config, key, default) if explicit is None else _sizes(explicit, where)
+
+
 def _variant(config: Mapping[str, Any], key: str, default: str) -> GemmaSizes:
     name = str(config.get(key, default)).removesuffix("_lora")
     if name not in GEMMA:
@@ -274,21 +326,36 @@ def _sizes(config: Mapping[str, Any], where: str) -> GemmaSizes:
     return GemmaSizes(**found)
 
 
-def _vision(config: Mapping[str, Any], vlm: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the sizes of SigLIP; config.json has the image's side separately."""
-    sizes = SIGLIP_SO400M if vlm is None else _needed(vlm, "vlm_config", "vision_config")
-    found = {key: _whole(sizes, "vlm_config.vision_config.", key) for key in SIGLIP_SO400M if key != "image_size"}
+def vision_sizes(
+    config: Mapping[str, Any], vlm: Mapping[str, Any] | None, where: str = "vlm_config."
+) -> dict[str, Any]:
+    """Return the sizes of SigLIP; config.json has the image's side separately.
+
+    Args:
+        config: config.json.
+        vlm: its entry with explicit sizes, as transformers names them; None: the published ones.
+        where: place of that entry.
+
+    Raises:
+        PolicyError: a size is missing or impossible.
+    """
+    sizes = SIGLIP_SO400M if vlm is None else _needed(vlm, where.removesuffix("."), "vision_config")
+    found = {key: _whole(sizes, f"{where}vision_config.", key) for key in SIGLIP_SO400M if key != "image_size"}
     if found["hidden_size"] % found["num_attention_heads"]:
         heads = found["num_attention_heads"]
-        raise _damaged("vlm_config.vision_config.hidden_size", found["hidden_size"], f"a multiple of {heads} heads")
+        raise _damaged(f"{where}vision_config.hidden_size", found["hidden_size"], f"a multiple of {heads} heads")
     resolution = config.get("image_resolution", [SIGLIP_SO400M["image_size"]])
     if not isinstance(resolution, list) or not resolution:
         raise _damaged("image_resolution", resolution, "a list of two sides in pixels")
     return found | {"image_size": _whole({"image_resolution[0]": resolution[0]}, "", "image_resolution[0]")}
 
 
-def _images(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of images: LeRobot lists them, openpi's models always have the same."""
+def image_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of images: LeRobot lists them, openpi's models always have the same.
+
+    Raises:
+        PolicyError: the list is damaged.
+    """
     features = _part(config, "input_features") or {}
     kinds = {name: _needed(features, "input_features", name).get("type") for name in features}
     names = [name.rsplit(".", 1)[-1] for name, kind in kinds.items() if kind == "VISUAL"]

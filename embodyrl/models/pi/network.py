@@ -11,8 +11,10 @@ width of the action expert, `h` heads, `d` width of a head.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,15 @@ from torch.nn import functional
 
 from embodyrl.models.libraries import SiglipVisionConfig, SiglipVisionModel
 from embodyrl.models.pi.config import Architecture, GemmaSizes
-from embodyrl.models.vla.transformer import MLP, Attention, KeysValues, joined, stacked, time_embedding
+from embodyrl.models.vla.transformer import (
+    MLP,
+    Attention,
+    KeysValues,
+    KeyValueCache,
+    joined,
+    stacked,
+    time_embedding,
+)
 
 # -------------------------------------------------------------------------------------------------------------- a Gemma
 
@@ -82,12 +92,17 @@ class Layer(nn.Module):
         self.mlp = MLP(sizes, partial(functional.gelu, approximate="tanh"))
 
     def forward(
-        self, x: Tensor, mask: Tensor, rotation: Rotation, memory: KeysValues | None, condition: Tensor | None
+        self,
+        x: Tensor,
+        mask: Tensor,
+        rotation: Rotation,
+        memory: Callable[[KeysValues], KeysValues],
+        condition: Tensor | None,
     ) -> tuple[Tensor, KeysValues]:
-        """Return the next `x`, and keys and values of this one."""
+        """Return the next `x`, and keys and values of this one, which `memory` puts behind those before them."""
         normed, gate = self.input_layernorm(x, condition)
         queries, own = self.self_attn.queries(normed, rotation), self.self_attn.keys_values(normed, rotation)
-        x = x + self.self_attn(queries, own if memory is None else joined(memory, own), mask) * gate
+        x = x + self.self_attn(queries, memory(own), mask) * gate
         normed, gate = self.post_attention_layernorm(x, condition)
         return x + self.mlp(normed) * gate, own
 
@@ -107,7 +122,7 @@ class Gemma(nn.Module):
         x: Tensor,
         mask: Tensor,
         positions: Tensor,
-        memory: list[KeysValues] | None = None,
+        memory: list[KeysValues] | KeyValueCache | None = None,
         condition: Tensor | None = None,
     ) -> tuple[Tensor, list[KeysValues]]:
         """Return hidden states `[B, L, E]`, and keys and values of every layer.
@@ -116,16 +131,25 @@ class Gemma(nn.Module):
             x: embeddings `[B, L, E]`.
             mask: bool, what each token may attend to, `[B, 1, L or 1, M+L]`.
             positions: `[B, L]`.
-            memory: for each layer, keys and values of `M` preceding tokens.
+            memory: for each layer, keys and values of `M` preceding tokens; a cache keeps those of `x`, too.
             condition: `[B, E]`.
         """
         rotation = Rotation(positions, self.sizes.head_dim, x.dtype)
         mask = stacked(mask, self.sizes.heads // self.sizes.kv_heads)  # once for all layers
         keys_values = []
         for number, layer in enumerate(self.layers):
-            x, own = layer(x, mask, rotation, None if memory is None else memory[number], condition)
+            x, own = layer(x, mask, rotation, _behind(memory, number), condition)
             keys_values.append(own)
         return self.norm(x, condition)[0], keys_values
+
+
+def _behind(memory: list[KeysValues] | KeyValueCache | None, number: int) -> Callable[[KeysValues], KeysValues]:
+    """Return the function that puts keys and values of a layer behind those before them."""
+    if memory is None:
+        return lambda own: own
+    if isinstance(memory, KeyValueCache):
+        return lambda own: memory.update(*own, number)
+    return partial(joined, memory[number])
 
 
 # ------------------------------------------------------------------------------------------------------------ the whole
@@ -143,18 +167,61 @@ class Prefix:
     """`[B, N, E]`; meaningless for padding."""
 
 
-class Pi(nn.Module):
-    """SigLIP, Gemma, and the action expert: a Gemma that attends to the keys and values of the other."""
+def prefix_mask(image_mask: Tensor, token_mask: Tensor, length: int) -> Tensor:
+    """Return which of `N = length` embeddings of images and prompt are there, bool `[B, N]`.
+
+    Args:
+        image_mask: `[B, V]` bool: False for absent images.
+        token_mask: `[B, L]` bool: False for padding.
+        length: of both together.
+    """
+    each = (length - token_mask.shape[1]) // image_mask.shape[1]
+    return torch.cat([image_mask.repeat_interleave(each, dim=1), token_mask], dim=1)
+
+
+class PaliGemma(nn.Module):
+    """SigLIP, a projector, and a Gemma.
+
+    Args:
+        vision: sizes of SigLIP, as transformers names them.
+        language: sizes of Gemma.
+        vocabulary: token ids.
+    """
+
+    def __init__(self, vision: Mapping[str, Any], language: GemmaSizes, vocabulary: int) -> None:
+        super().__init__()
+        tower = SiglipVisionModel(SiglipVisionConfig(**vision, vision_use_head=False))
+        self.vision = getattr(tower, "vision_model", tower)
+        self.projector = nn.Linear(vision["hidden_size"], language.width)
+        self.embed_tokens = nn.Embedding(vocabulary, language.width)
+        self.language = Gemma(language)
+
+    def embed_images(self, images: Tensor) -> Tensor:
+        """Embed `images [B, V, 3, h, h]` in [-1, 1] as `[B, V*P, E]`."""
+        features = self.vision(pixel_values=images.flatten(0, 1)).last_hidden_state
+        return torch.unflatten(self.projector(features), 0, images.shape[:2]).flatten(1, 2)
+
+    def embed_words(self, tokens: Tensor) -> Tensor:
+        """Embed token ids `[B, L]` as `[B, L, E]`, scaled by sqrt(E)."""
+        scaled: Tensor = self.embed_tokens(tokens) * math.sqrt(self.language.sizes.width)
+        return scaled
+
+    def embed_prefix(self, images: Tensor, tokens: Tensor) -> Tensor:
+        """Embed `images [B, V, 3, h, h]` in [-1, 1] and token ids `[B, L]` as `[B, N, E]`.
+
+        Word embeddings are scaled by sqrt(E), as in Gemma; image tokens are not.
+        """
+        seen = self.embed_images(images)
+        return torch.cat([seen, self.embed_words(tokens).to(seen.dtype)], dim=1)
+
+
+class Pi(PaliGemma):
+    """PaliGemma, and the action expert: a Gemma that attends to the keys and values of the other."""
 
     def __init__(self, architecture: Architecture) -> None:
-        super().__init__()
+        super().__init__(architecture.vision, architecture.language, architecture.vocabulary)
         self.architecture = architecture
-        language, width = architecture.language.width, architecture.expert.width
-        vision = SiglipVisionModel(SiglipVisionConfig(**architecture.vision, vision_use_head=False))
-        self.vision = getattr(vision, "vision_model", vision)
-        self.projector = nn.Linear(architecture.vision["hidden_size"], language)
-        self.embed_tokens = nn.Embedding(architecture.vocabulary, language)
-        self.language = Gemma(architecture.language)
+        width = architecture.expert.width
         self.expert = Gemma(architecture.expert, adaptive=architecture.adaptive)
         self.action_in_proj = nn.Linear(architecture.action_dim, width)
         self.action_out_proj = nn.Linear(width, architecture.action_dim)
@@ -169,16 +236,6 @@ class Pi(nn.Module):
 
     # ---------------------------------------------------------------------------------- images and task description
 
-    def embed_prefix(self, images: Tensor, tokens: Tensor) -> Tensor:
-        """Embed `images [B, V, 3, h, h]` in [-1, 1] and token ids `[B, L]` as `[B, N, E]`.
-
-        Word embeddings are scaled by sqrt(E), as in Gemma; image tokens are not.
-        """
-        features = self.vision(pixel_values=images.flatten(0, 1)).last_hidden_state
-        seen = torch.unflatten(self.projector(features), 0, images.shape[:2]).flatten(1, 2)
-        words = self.embed_tokens(tokens) * math.sqrt(self.architecture.language.width)
-        return torch.cat([seen, words.to(seen.dtype)], dim=1)
-
     def read(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor) -> Prefix:
         """Encode images and task description; each token attends to all that are not masked.
 
@@ -189,8 +246,7 @@ class Pi(nn.Module):
             token_mask: `[B, L]` bool: False for padding.
         """
         embedded = self.embed_prefix(images, tokens)
-        each = (embedded.shape[1] - tokens.shape[1]) // images.shape[1]
-        mask = torch.cat([image_mask.repeat_interleave(each, dim=1), token_mask], dim=1)
+        mask = prefix_mask(image_mask, token_mask, embedded.shape[1])
         hidden, memory = self.language(embedded, mask[:, None, None, :], mask.long().cumsum(1) - 1)
         return Prefix(memory, mask, hidden)
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,8 +29,8 @@ from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.lerobot import Robot
 from embodyrl.models.pi.check import incompatibilities, with_defaults, written_numbers
 from embodyrl.models.pi.checkpoint import CheckpointFiles, robot_of
-from embodyrl.models.pi.config import Architecture, DenoisingTimes, PiConfig, StateInput, ValueFrom
-from embodyrl.models.pi.network import Pi, Prefix, initialize
+from embodyrl.models.pi.config import DenoisingTimes, PiConfig, StateInput, ValueFrom
+from embodyrl.models.pi.network import PaliGemma, Pi, Prefix, initialize
 from embodyrl.models.pi.prompts import Prompts, read_tokenizer
 from embodyrl.models.policy import Inputs, ParallelPlan, PolicyObservation
 from embodyrl.models.vla.cameras import choose_cameras
@@ -39,6 +42,7 @@ from embodyrl.models.vla.resize import resize
 from embodyrl.models.weights import Naming, write_single_file
 from embodyrl.registry import SupportedModel
 
+Network = TypeVar("Network", bound=PaliGemma)
 REMEDY = "choose statistics (model.unnorm_key) of this robot, or its matching controller"
 
 
@@ -66,13 +70,14 @@ class PiPolicy(FlowPolicy):
         self.config = config = with_defaults(config, self.files)
         self.architecture = self.files.architecture(config.name)
         robot = self._choose_robot(simulator, chunk_size)
-        self.network = _build_network(self.architecture, random=config.checkpoint is None).to(self.dtype)
+        make = partial(Pi, self.architecture)
+        self.network = build_network(make, initialize, random=config.checkpoint is None).to(self.dtype)
         self.set_up_robot(robot, simulator, chunk_size, REMEDY)
         self.cameras = choose_cameras(
             config.cameras, None if simulator is None else simulator.cameras, self.architecture.images
         )
         self.prompts = Prompts(
-            *read_tokenizer(*self.files.tokenizer), config.prompt_length or self.architecture.prompt_length
+            read_tokenizer(*self.files.tokenizer), config.prompt_length or self.architecture.prompt_length
         )
         written = written_numbers(config, len(self.states), self.architecture.state_dim)
         self.written: WrittenStates | None = None
@@ -171,7 +176,7 @@ class PiPolicy(FlowPolicy):
     def finish(self, x: Tensor, inputs: Inputs) -> Tensor:
         """See `FlowPolicy.finish`."""
         own = self.actions.unnormalize(x[:, : self.spec.chunk_size, : self.spec.action_dim])
-        actions: Tensor = self.units(own + self._origin(inputs, own))
+        actions: Tensor = self.units(own + relative_origin(inputs, self.config.relative_action_dims, own))
         return actions
 
     def sft_targets(self, actions: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -179,18 +184,11 @@ class PiPolicy(FlowPolicy):
         action have weight 1, because public code trains them as well."""
         own = self.units.inverse(actions).float()
         # Public statistics of relative actions are those of the differences, so the state is taken off first.
-        normalized = self.actions.normalize(own - self._origin(inputs, own))
+        normalized = self.actions.normalize(own - relative_origin(inputs, self.config.relative_action_dims, own))
         data = self.fill_horizon(normalized)
         counts = torch.ones_like(data)
         counts[:, actions.shape[1] :] = 0.0
         return data, counts
-
-    def _origin(self, inputs: Inputs, actions: Tensor) -> Tensor | float:
-        """Return the state that the leading dims of actions `[B, C, D]` are relative to."""
-        entries = self.config.relative_action_dims
-        if entries == 0:
-            return 0.0
-        return functional.pad(inputs["proprio"][:, None, :entries], (0, actions.shape[2] - entries))
 
     # ----------------------------------------------------------------------------------------------------------- parts
 
@@ -229,17 +227,24 @@ class PiPolicy(FlowPolicy):
         write_single_file(self.network, folder, self.naming)
 
 
-def _build_network(architecture: Architecture, *, random: bool) -> Pi:
-    """Build the network with random weights, or with parameters on the meta device."""
+def build_network(make: Callable[[], Network], fill: Callable[[Network], None], *, random: bool) -> Network:
+    """Build a network with the random weights that `fill` draws, or with parameters on the meta device."""
     if random:
-        network = Pi(architecture)
-        initialize(network)
+        network = make()
+        fill(network)
         return network
     with torch.device("meta"), described_by(CONFIG):
-        network = Pi(architecture)
+        network = make()
     positions = network.vision.embeddings.position_ids  # not a parameter, so not in checkpoints
     network.vision.embeddings.position_ids = torch.arange(positions.shape[-1]).view(positions.shape)
     return network
+
+
+def relative_origin(inputs: Inputs, entries: int, actions: Tensor) -> Tensor | float:
+    """Return the state (`proprio`) that the first `entries` numbers of actions `[B, C, D]` are relative to."""
+    if entries == 0:
+        return 0.0
+    return functional.pad(inputs["proprio"][:, None, :entries], (0, actions.shape[2] - entries))
 
 
 def letterbox(images: Tensor, side: int) -> Tensor:

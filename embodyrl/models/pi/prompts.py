@@ -6,6 +6,7 @@ Imports no torch, so that a config can be checked before anything starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,27 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.vla.prompts import UNKNOWN, check_length, padded, word_tokenizer
 from embodyrl.models.vla.prompts import read_tokenizer as parse_tokenizer
 
-BOS, PAD = "<bos>", "<pad>"
+BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
 STEPS = 256
 """Bins of a number of the state."""
 
-Encode = Callable[[str], list[int]]
-"""Token ids of a text, without special tokens."""
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """PaliGemma's tokenizer."""
+
+    encode: Callable[[str], list[int]]
+    """Token ids of a text, without special tokens."""
+    begin: int
+    """Id of the first token of a prompt."""
+    end: int | None
+    """Id of the token that ends a text; None: there is none."""
+    size: int
+    """Token ids."""
 
 
-def read_tokenizer(name: str, content: bytes) -> tuple[Encode, int]:
-    """Return the function that encodes text, and the id of the first token of a prompt.
+def read_tokenizer(name: str, content: bytes) -> TextTokenizer:
+    """Return PaliGemma's tokenizer.
 
     Args:
         name: `tokenizer.json`, or `tokenizer.model` (SentencePiece).
@@ -44,9 +56,14 @@ def read_tokenizer(name: str, content: bytes) -> tuple[Encode, int]:
                 raise PolicyError(
                     f"{name} is not PaliGemma's, it has no token {BOS}", "set model.tokenizer to that one"
                 )
-            return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids), begin
+            return TextTokenizer(
+                lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
+                begin,
+                tokenizer.token_to_id(EOS),
+                tokenizer.get_vocab_size(with_added_tokens=False),
+            )
         pieces = _sentencepiece(content)
-        return pieces.encode, pieces.bos_id()
+        return TextTokenizer(pieces.encode, pieces.bos_id(), pieces.eos_id(), pieces.get_piece_size())
     except (PolicyError, MissingPackageError, MemoryError):
         raise
     except Exception as error:  # the packages raise nothing more special
@@ -75,22 +92,26 @@ def digits(state: NDArray[np.floating]) -> NDArray[np.int64]:
     return steps
 
 
+def written(state: NDArray[np.floating]) -> str:
+    """Return a normalised state `[S]` as prompts show it."""
+    return " ".join(map(str, digits(state)))
+
+
 def prompt_with_state(task: str, state: NDArray[np.floating]) -> str:
     """Return the prompt of a task and a normalised state `[S]`."""
-    return f"Task: {cleaned(task)}, State: {' '.join(map(str, digits(state)))};\nAction: "
+    return f"Task: {cleaned(task)}, State: {written(state)};\nAction: "
 
 
 class Prompts:
     """Encodes prompts as token ids, padded on the right with 0.
 
     Args:
-        encode: encodes text.
-        begin: id of the first token.
+        tokenizer: encodes text.
         length: tokens of a prompt, with padding.
     """
 
-    def __init__(self, encode: Encode, begin: int, length: int) -> None:
-        self._encode, self._begin = encode, begin
+    def __init__(self, tokenizer: TextTokenizer, length: int) -> None:
+        self._encode, self._begin = tokenizer.encode, tokenizer.begin
         self.length = length
 
     def ids(self, task: str, state: NDArray[np.floating] | None = None) -> list[int]:

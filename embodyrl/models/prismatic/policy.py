@@ -6,7 +6,6 @@ model, `C` actions in a chunk, `D` action dims, `N = C*D`.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
@@ -39,9 +38,9 @@ from embodyrl.models.prismatic.network import (
     read_head,
     write_head,
 )
-from embodyrl.models.prismatic.processor import ActionBins, Bounds, ImagePipeline, NormRange, TokenDistribution
+from embodyrl.models.prismatic.processor import ActionBins, Bounds, ImagePipeline, NormRange
 from embodyrl.models.prismatic.prompts import Prompts
-from embodyrl.models.sampling import known
+from embodyrl.models.sampling import Choice, TokenDistribution, known
 from embodyrl.models.saved import weight_type, write_description
 from embodyrl.models.vla.config import ActionUnits
 from embodyrl.models.vla.folder import choose_key
@@ -194,9 +193,7 @@ class PrismaticPolicy(Policy):
 
     def draw(self, logits: Tensor, mode: Mode, generator: torch.Generator | None) -> Choice:
         """Sample tokens `[...]` from logits `[..., bins]`, or take the most likely ones."""
-        distribution = self.distribution(logits)
-        tokens = distribution.sample(generator) if mode == "train" else distribution.mode()
-        return Choice(tokens, distribution.logprobs(tokens))
+        return self.distribution(logits).choose(mode, generator)
 
     def finish(self, normalized: Tensor) -> Tensor:
         """Convert numbers in [-1, 1] `[B, N]` to actions `[B, C, D]` for the simulator."""
@@ -288,11 +285,3 @@ class PrismaticPolicy(Policy):
             write_head(head, folder, name)
         save_file({key: value.contiguous() for key, value in self.value_head.state_dict().items()}, folder / VALUE_FILE)
         write_description(folder, config, self.spec)
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """Tokens `[...]` and their log-probabilities `[...]`."""
-
-    tokens: Tensor
-    logprobs: Tensor

@@ -22,7 +22,6 @@ from torch.nn import functional
 
 from embodyrl.models.prismatic.checkpoint import Preprocessing, Range
 from embodyrl.models.prismatic.config import Interpolation
-from embodyrl.models.sampling import draw
 from embodyrl.models.vla.resize import resize, resize_as_tensorflow
 
 # --------------------------------------------------------------------------------------------------------------- images
@@ -147,56 +146,3 @@ class ActionBins(nn.Module):
     def encode(self, numbers: Tensor) -> Tensor:
         """Return the tokens `[...]` of numbers `[...]`, which are clipped to [-1, 1]."""
         return self.bins - torch.bucketize(numbers.clamp(-1.0, 1.0), self.edges, right=True)
-
-
-class TokenDistribution:
-    """Distribution over the next token, restricted to action tokens.
-
-    Args:
-        logits: `[..., bins]` of the action tokens.
-        temperature: divides them.
-        top_k: keep this many of the most likely tokens; 0: all.
-        top_p: keep the most likely tokens that together have this probability.
-        chosen: `[...]` tokens that are always kept: those sampled in the rollout. Otherwise a small change of the
-            weights could exclude them and make their log-probability minus infinity. At the weights of the rollout
-            this has no effect.
-    """
-
-    def __init__(
-        self, logits: Tensor, *, temperature: float, top_k: int, top_p: float, chosen: Tensor | None = None
-    ) -> None:
-        scaled = logits.float() / temperature
-        kept = torch.ones_like(scaled, dtype=torch.bool)
-        if top_k:
-            kept &= scaled >= scaled.topk(top_k, dim=-1).values[..., -1:]
-        if top_p < 1.0:
-            kept &= _nucleus(scaled.masked_fill(~kept, -torch.inf), top_p)
-        if chosen is not None:
-            kept = kept.scatter(-1, chosen.unsqueeze(-1), True)
-        self._kept = kept
-        self._logprobs = scaled.masked_fill(~kept, -torch.inf).log_softmax(-1)
-
-    def sample(self, generator: torch.Generator | None) -> Tensor:
-        """Draw tokens `[...]`."""
-        return draw(self._logprobs.exp(), generator)
-
-    def mode(self) -> Tensor:
-        """Return the most likely tokens `[...]`."""
-        return self._logprobs.argmax(-1)
-
-    def logprobs(self, tokens: Tensor) -> Tensor:
-        """Return the log-probabilities `[...]` of tokens `[...]` [nats]."""
-        return self._logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-
-    def entropy(self) -> Tensor:
-        """Return the entropies `[...]` [nats]."""
-        terms = self._logprobs.exp() * self._logprobs.masked_fill(~self._kept, 0.0)
-        return -terms.sum(-1)
-
-
-def _nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """Return whether each token is among the most likely ones that together have probability `top_p`; the most likely
-    always is."""
-    ordered, order = logits.softmax(-1).sort(dim=-1, descending=True)
-    before = ordered.cumsum(-1) - ordered
-    return torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before < top_p)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
@@ -36,7 +35,7 @@ from embodyrl.models.smolvla.prompts import Prompts
 from embodyrl.models.vla.cameras import Cameras, choose_cameras
 from embodyrl.models.vla.config import Frozen
 from embodyrl.models.vla.fits import SimulatorSizes
-from embodyrl.models.vla.processor import shown_images
+from embodyrl.models.vla.processor import fitted, shown_images
 from embodyrl.models.weights import Naming, write_single_file
 
 REMEDY = "choose statistics (model.statistics) of this robot, or its matching controller"
@@ -117,7 +116,7 @@ class SmolVLAPolicy(FlowPolicy):
         if observation.images is None and self.trace_holds_images:
             return inputs
         images = shown_images(observation.images, self.cameras)
-        return inputs | {"pixel_values": pixel_values(images, self.architecture.vision.image_size, device)}
+        return inputs | {"pixel_values": fitted(images, self.architecture.vision.image_size, device, centred=False)}
 
     # ------------------------------------------------------------------------------------------- acting and learning
 
@@ -239,21 +238,3 @@ def _build_network(files: CheckpointFiles, dtype: torch.dtype, *, random: bool) 
     network.to(dtype)
     keep_wide(network)
     return network
-
-
-# ------------------------------------------------------------------------------------------------- processing of inputs
-
-
-def pixel_values(images: Tensor, side: int, device: torch.device) -> Tensor:
-    """Convert `images [B, V, H, W, 3]` in uint8 to `[B, V, 3, side, side]` float32 in [-1, 1].
-
-    Images are resized without antialiasing to fit the square, and padded with black on the left and above.
-    """
-    flat = images.flatten(0, 1).to(device).permute(0, 3, 1, 2).float() / 255.0
-    height, width = flat.shape[2:]
-    if (height, width) != (side, side):
-        ratio = max(width / side, height / side)
-        height, width = int(height / ratio), int(width / ratio)
-        flat = functional.interpolate(flat, size=(height, width), mode="bilinear", align_corners=False)
-        flat = functional.pad(flat, (side - width, 0, side - height, 0))
-    return torch.unflatten(flat * 2.0 - 1.0, 0, images.shape[:2])

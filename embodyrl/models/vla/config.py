@@ -21,6 +21,13 @@ class ActionUnits(StrEnum):
     metric = "metric"
 
 
+class Gripper(StrEnum):
+    """Meaning of the gripper's entry in an unnormalized action."""
+
+    simulator = "simulator"
+    one_opens = "one_opens"
+
+
 class Frozen(StrEnum):
     """Part of the network that is not trained."""
 

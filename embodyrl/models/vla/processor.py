@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention, conversion, from_simulator, to_simulator
@@ -14,6 +16,7 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.lerobot import Scale
 from embodyrl.models.policy import check_tensor
 from embodyrl.models.vla.cameras import Cameras
+from embodyrl.models.vla.config import ActionUnits, Gripper
 from embodyrl.screen import counted
 
 # --------------------------------------------------------------------------------------------------------- observations
@@ -53,6 +56,28 @@ def shown_images(given: Tensor | None, cameras: Cameras | None) -> Tensor:
     return check_images(given, len(cameras.used))[:, cameras.order]
 
 
+def fitted(images: Tensor, side: int, device: torch.device, *, centred: bool) -> Tensor:
+    """Convert `images [B, V, H, W, 3]` in uint8 to `[B, V, 3, side, side]` float32 in [-1, 1].
+
+    Images are resized without antialiasing to fit the square, as LeRobot does.
+
+    Args:
+        images: see above.
+        side: of the square [pixels].
+        device: device of the result.
+        centred: black bars on all sides; if not, on the left and above.
+    """
+    flat = images.flatten(0, 1).to(device).permute(0, 3, 1, 2).float() / 255.0
+    height, width = flat.shape[2:]
+    if (height, width) != (side, side):
+        ratio = max(width / side, height / side)
+        height, width = int(height / ratio), int(width / ratio)
+        flat = functional.interpolate(flat, size=(height, width), mode="bilinear", align_corners=False)
+        left, top = ((side - width) // 2, (side - height) // 2) if centred else (side - width, side - height)
+        flat = functional.pad(flat, (left, side - width - left, top, side - height - top))
+    return torch.unflatten(flat * 2.0 - 1.0, 0, images.shape[:2])
+
+
 def read_state(proprio: Tensor | None, size: int, device: torch.device) -> Tensor:
     """Return the robot's state of an observation as float32 `[B, S]`.
 
@@ -71,6 +96,34 @@ def read_state(proprio: Tensor | None, size: int, device: torch.device) -> Tenso
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers
+
+
+class UnitOptions(Protocol):
+    """Options that say what unnormalized actions mean."""
+
+    @property
+    def action_units(self) -> ActionUnits:
+        """Units of motions."""
+        ...
+
+    @property
+    def gripper(self) -> Gripper:
+        """Meaning of the gripper's number."""
+        ...
+
+    @property
+    def binary_gripper(self) -> bool:
+        """Whether it only opens or closes fully."""
+        ...
+
+
+def convention_of(options: UnitOptions) -> ActionConvention:
+    """Return the convention of unnormalized actions."""
+    return ActionConvention(
+        metric=options.action_units is ActionUnits.metric,
+        gripper=(1.0, 0.0) if options.gripper is Gripper.one_opens else None,
+        binary_gripper=options.binary_gripper,
+    )
 
 
 class Normalizer(nn.Module):
