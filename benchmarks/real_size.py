@@ -45,6 +45,7 @@ from embodyrl.models.gr00t.network import NAMING as GR00T_NAMES
 from embodyrl.models.gr00t_n17.config import N17
 from embodyrl.models.gr00t_n17.network import Names
 from embodyrl.models.pi.checkpoint import Layout
+from embodyrl.models.pi0_fast.checkpoint import FastLayout
 from embodyrl.models.prismatic.network import NAMING as PRISMATIC_NAMES
 from embodyrl.models.saved import ADAPTER_FOLDER, HEADS_FILE, INDEX_FILE, PUBLISHED, shard_files
 from embodyrl.models.weights import Naming
@@ -96,7 +97,7 @@ CHANGES = [
 SHARD_BYTES = {"full": 2 * 10**9, "tiny": 10**5}
 STARTED_S = {"full": 15.0, "tiny": 1.0}
 """After a run has written its graph, it is in its first iteration [s]; one at full size takes minutes."""
-PI = ("pi0", "pi05", "pi0_fast")
+PI: dict[str, type[Layout]] = {"pi0": Layout, "pi05": Layout, "pi0_fast": FastLayout}
 NAMES = {"gr00t": GR00T_NAMES, "gr00t_n17": Names(N17.vlm.from_config(N17.published)).naming}
 """Names of weights that do not depend on the files."""
 BLOCK = 1_000_003
@@ -200,7 +201,7 @@ def compare_exported(model: str, checkpoint: Path, folder: Path) -> dict[str, An
     learned = {f"{name}.weight" for name in adapted}
     with safe_open(checkpoint / HEADS_FILE, "pt") as heads:
         learned |= {name.removeprefix("network.") for name in heads.keys()}  # noqa: SIM118 - not a mapping
-    own = names_of(model, Layout.read(folder) if model in PI else None).own
+    own = names_of(model, PI[model].read(folder) if model in PI else None).own
     counts = {"compared": 0, "equal": 0, "learned": 0, "wrong": 0}
     for path in shard_files(folder):
         with safe_open(path, "pt") as shard:

@@ -207,18 +207,18 @@ def observe(family: Family) -> Observation:
 
 def make_batch(engine: LearningEngine, observation: Observation) -> TensorDict:
     """Return decisions of the engine's own policy as a rollout's batch, on the CPU."""
-    output, executed = engine.act(observation, "train"), torch.ones(SIZE, engine.policy.spec.chunk_size).bool()
-    if output.counted is not None:  # tokens that belong to no single action
-        executed = output.counted.cpu()
-    entries = (*executed.shape, output.logprobs.shape[1] // executed.shape[1])
+    output, chunk = engine.act(observation, "train"), engine.policy.spec.chunk_size
+    # Log-probs that belong to whole chunks count like those of as many actions.
+    counts = torch.ones(SIZE, chunk, dtype=torch.bool) if output.counted is None else output.counted.cpu().clone()
+    entries = (*counts.shape, output.logprobs.shape[1] // counts.shape[1])
     columns = {
         "task_index": torch.arange(SIZE) % 2,
         "trace": TensorDict({name: value.cpu().clone() for name, value in output.trace.items()}, [SIZE]),
         "version": torch.full((SIZE,), engine.version),
         "sequence": torch.arange(SIZE),
-        "executed": executed,
-        "valid": executed.unsqueeze(-1).expand(entries).clone(),
-        "weights": torch.full(entries, 1 / executed.numel()),
+        "executed": counts,
+        "valid": counts.unsqueeze(2).expand(entries).clone(),
+        "weights": torch.full(entries, 1 / (SIZE * chunk)),
         "advantages": torch.linspace(-1, 1, SIZE)[:, None, None].expand(entries).clone(),
         "returns": torch.ones(SIZE),
         "old_logprobs": output.logprobs.cpu().view(entries).clone(),
