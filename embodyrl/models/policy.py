@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -308,6 +309,11 @@ class Policy(nn.Module, ABC):
     def cache_bytes(self, task: str) -> int:
         """Return the bytes of the KV cache of one env while it samples a chunk. The default: 0."""
         return 0
+
+    def abridged(self) -> AbstractContextManager[object]:
+        """Return a block in which `act` may leave out steps that repeat what others do, if it takes as much memory and
+        its output has the same shapes: it is only planned with. The default: nothing is left out."""
+        return nullcontext()
 
     def update_statistics(self, inputs: Inputs) -> None:
         """Update running statistics (normalisation) with an iteration's observations `[M, ...]`. The default keeps

@@ -132,7 +132,7 @@ def trace(
     if beside is not None:
         give_bodies(beside, mode)
     runs = [DryRun(policy, *each, dtype, beside, loss_of) for each in zip(inputs, relearned, SAMPLES, strict=True)]
-    with mode, Assuming():
+    with mode, Assuming(), policy.abridged():
         deciding = [run.decide() for run in runs]
         learning = [run.learn() for run in runs]
     decision = runs[-1].decision

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class Assuming(TorchFunctionMode):
-    """Evaluates conditions on tensors without data as false, and copies of them to the CPU and numbers as zeros."""
+    """Evaluates conditions on tensors without data as false, copies of them to the CPU and numbers as zeros, and
+    arrays as if they were normalised actions, drawn from -1 .. 1."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -32,6 +34,8 @@ class Assuming(TorchFunctionMode):
         numbers: dict[Any, Any] = {torch.Tensor.__bool__: False, torch.Tensor.__int__: 0}
         if function in numbers and (args[0].is_meta or type(args[0]).__name__ == "FakeTensor"):
             return numbers[function]
+        if function is torch.Tensor.numpy and type(args[0]).__name__ == "FakeTensor":
+            return np.random.default_rng(0).uniform(-1.0, 1.0, args[0].shape)
         if function is torch.Tensor.cpu and args[0].is_meta:
             return torch.zeros(args[0].shape, dtype=args[0].dtype)
         return function(*args, **(kwargs or {}))

@@ -515,3 +515,24 @@ def test_demonstrated_chunks_must_be_whole(folder: Path) -> None:
 def test_sizes_of_random_weights_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"model.scratch.hidden_size = 30 cannot be split among 4 heads"):
         load_config("gym_cartpole", ["env=gym/pendulum_rgb", "model=pi0_fast", "model.scratch.hidden_size=30"])
+
+
+# ---- plans
+
+
+def test_a_plan_is_made_of_a_few_tokens_and_of_answers_that_nobody_has_written() -> None:
+    from typer.testing import CliRunner
+
+    from embodyrl.cli.main import app
+
+    policy = scratch()
+    inputs = policy.preprocess(observation(2))
+    with policy.abridged():
+        short = policy.act(inputs, "eval")
+    whole = policy.act(inputs, "eval")
+    assert short.logprobs.shape == whole.logprobs.shape and short.trace["tokens"].shape == whole.trace["tokens"].shape
+    assert torch.equal(short.trace["tokens"][:, :3], whole.trace["tokens"][:, :3])
+    words = ["plan", "tiny_pi0_fast_sft", "--elsewhere", "model.statistics=null", "model.scratch.layers=1"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "weights" in done.output and "activations" in done.output

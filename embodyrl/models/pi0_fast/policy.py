@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -62,6 +64,8 @@ from embodyrl.models.weights import (
 from embodyrl.registry import SupportedModel
 
 HEADS_FILE = "value_head.safetensors"
+ABRIDGED = 3
+"""Tokens of an answer that plans are made of."""
 
 
 class Pi0FastPolicy(Policy):
@@ -100,6 +104,7 @@ class Pi0FastPolicy(Policy):
         given = [*begin, *self.vocabulary.prefix] if config.decoding is Decoding.codes else begin
         self.register_buffer("begin", torch.tensor(begin, dtype=torch.int64), persistent=False)
         self.register_buffer("given", torch.tensor(given, dtype=torch.int64), persistent=False)
+        self._most_steps = math.inf
         self.stored: dict[str, torch.dtype] = {}
         self.metadata: Mapping[str, str] | None = FORMAT
 
@@ -222,11 +227,11 @@ class Pi0FastPolicy(Policy):
         chosen: list[Choice] = []
         while True:
             chosen.append(self.distribution(self.logits(hidden)).choose(mode, generator))
-            if len(chosen) == steps:
+            if len(chosen) == min(steps, self._most_steps):
                 break
             there = functional.pad(there, (0, 1), value=True)
             hidden = self.network.next(self.ids(chosen[-1].tokens), there, cache, read.last.dtype)
-        choice = Choice.joined(chosen)
+        choice = Choice.joined(chosen + chosen[-1:] * (steps - len(chosen)))
         tokens = self.ids(choice.tokens)
         counted = self.counted(tokens)
         tokens, logprobs = torch.where(counted, tokens, self.vocabulary.stop), choice.logprobs.where(counted, 0.0)
@@ -307,7 +312,7 @@ class Pi0FastPolicy(Policy):
         rows = [[*vocabulary.prefix, *vocabulary.ids(codes), *behind] for codes in encoded]
         rows = [row[: self.architecture.answer_length - 1] for row in rows]
         ids, there = padded(rows, max(map(len, rows)))
-        return torch.from_numpy(ids).to(self.device), torch.from_numpy(there).to(self.device)
+        return torch.tensor(ids, device=self.device), torch.tensor(there, device=self.device)
 
     def sample_sizes(self, inputs: Inputs, actions: Tensor) -> Tensor | None:
         """See `Policy.sample_sizes`: the tokens of each answer, if the mean is over tokens."""
@@ -328,6 +333,15 @@ class Pi0FastPolicy(Policy):
     @property
     def _patches(self) -> int:
         return (self.architecture.image_size // int(self.architecture.vision["patch_size"])) ** 2
+
+    @contextmanager
+    def abridged(self) -> Iterator[None]:
+        """See `Policy.abridged`: every token but the first two takes as long and as much memory as the second."""
+        kept, self._most_steps = self._most_steps, ABRIDGED
+        try:
+            yield
+        finally:
+            self._most_steps = kept
 
     def tokens_per_observation(self, task: str) -> int:
         """See `Policy.tokens_per_observation`: images, prompt and answer."""
