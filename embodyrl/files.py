@@ -126,14 +126,17 @@ def foreign_entry(folder: Path) -> str | None:
 
 def _foreign(path: Path, allowed: list[Path]) -> str | None:
     """Return why a path is no regular file or folder below the allowed folders; None if it is one, or leads nowhere."""
-    mode = path.lstat().st_mode
-    if stat.S_ISLNK(mode):
-        target = Path(os.path.realpath(path))
-        if not any(target.is_relative_to(each) for each in allowed):
-            return f"is a link to {str(path.readlink())!r}, outside of the folder"
-        if not target.exists():
-            return None
-        mode = target.stat().st_mode
+    try:
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            target = Path(os.path.realpath(path))
+            if not any(target.is_relative_to(each) for each in allowed):
+                return f"is a link to {str(path.readlink())!r}, outside of the folder"
+            if not target.exists():
+                return None
+            mode = target.stat().st_mode
+    except OSError as error:  # what may not be looked at, or went away meanwhile
+        return f"cannot be looked at ({error.strerror})"
     return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "is neither a file nor a folder"
 
 

@@ -90,11 +90,29 @@ def check_rules(
 
 
 def _issues_of(check: Rule, config: Config) -> Iterator[ConfigIssue]:
-    """Yield what a rule finds; that it could not ask a plug-in is such a fault, too."""
+    """Yield what a rule finds; that it could not ask a plug-in, or may not look at a path, is such a fault, too."""
     try:
         yield from check(config)
     except InfoError as error:
         yield ConfigIssue((error.setting,), str(error))
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        named = [dotted(path) for path, text in _texts(config) if text and Path(error.filename).is_relative_to(text)]
+        yield ConfigIssue(
+            tuple(named) or ("run",),
+            f"{', '.join(named)}: {error.filename} cannot be looked at ({error.strerror})",
+            "name another path, or ask its owner for permission",
+        )
+
+
+def _texts(section: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the paths and values of all settings that are texts."""
+    if isinstance(section, str) and not isinstance(section, Enum):
+        yield path, section
+    elif is_dataclass(section):
+        for each in fields(section):
+            yield from _texts(getattr(section, each.name), (*path, each.name))
 
 
 def placed(issue: ConfigIssue, composed: Composed) -> ConfigIssue:
