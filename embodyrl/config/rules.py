@@ -96,11 +96,16 @@ def _issues_of(check: Rule, config: Config) -> Iterator[ConfigIssue]:
     except InfoError as error:
         yield ConfigIssue((error.setting,), str(error))
     except PermissionError as error:
-        if error.filename is None:
+        place = Path(error.filename or "").absolute()
+        around = {dotted(path): Path(text).absolute() for path, text in _texts(config) if text}
+        around = {name: folder for name, folder in around.items() if place.is_relative_to(folder)}
+        if not error.filename or not around:
             raise
-        named = [dotted(path) for path, text in _texts(config) if text and Path(error.filename).is_relative_to(text)]
+        # The innermost one: a folder that another setting names may lie around it.
+        depth = max(len(folder.parts) for folder in around.values())
+        named = [name for name, folder in around.items() if len(folder.parts) == depth]
         yield ConfigIssue(
-            tuple(named) or ("run",),
+            tuple(named),
             f"{', '.join(named)}: {error.filename} cannot be looked at ({error.strerror})",
             "name another path, or ask its owner for permission",
         )

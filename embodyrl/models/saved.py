@@ -161,12 +161,8 @@ def stored_type(folder: Path) -> WeightType:
 
 
 def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a checkpoint's weights by name; raises what `shard_files` and `open_shard` raise."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in shard_files(folder):
-        with open_shard(path, "np") as shard:
-            shapes |= {name: tuple(shard.get_slice(name).get_shape()) for name in shard.keys()}  # noqa: SIM118
-    return shapes
+    """Return the shapes of a checkpoint's weights by name; raises what `weight_layout` raises."""
+    return weight_layout(folder).all_shapes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

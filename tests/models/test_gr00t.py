@@ -968,7 +968,7 @@ def test_missing_and_damaged_files(folder: Path, name: str) -> None:
 
 
 def test_widths_that_heads_do_not_divide() -> None:
-    with pytest.raises(ConfigError, match=r"model.scratch.hidden_size = 66 cannot be split over 4 heads"):
+    with pytest.raises(ConfigError, match=r"model.scratch.hidden_size = 66 cannot be split among 4 heads"):
         load_config("gym_cartpole", ["env=metaworld/reach_rgb", "model=gr00t", "model.scratch.hidden_size=66"])
 
 

@@ -16,7 +16,14 @@ from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot, choose_robo
 from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, ValueInput, embodiment_number
 from embodyrl.models.gr00t.prompts import PromptError, Prompts, Write, prompt
 from embodyrl.models.saved import open_shard, shard_files, with_kept
-from embodyrl.models.vla.fits import SimulatorSizes, attempt, check_horizon, check_patches, check_without_checkpoint
+from embodyrl.models.vla.fits import (
+    SimulatorSizes,
+    attempt,
+    check_heads,
+    check_horizon,
+    check_patches,
+    check_without_checkpoint,
+)
 from embodyrl.models.vla.prompts import TOKENIZER
 from embodyrl.screen import counted
 
@@ -45,39 +52,43 @@ class Gr00tInfo(FlowInfo):
             yield ConfigIssue(
                 "env.cameras", f"env.cameras is empty, but model {model.name!r} needs images", "name a camera"
             )
-        if model.freeze_vision and model.freeze_language and config.engine.lora.rank:
-            yield ConfigIssue(
-                "engine.lora.rank",
-                f"engine.lora.rank = {config.engine.lora.rank} puts adapters around the vision-language model, which "
-                "model.freeze_vision and model.freeze_language leave as it is",
-                "set one of these to false, or engine.lora.rank to 0",
-            )
+        yield from check_adapters(config)
         if model.checkpoint is None:
             yield from _check_scratch(config, model)
         elif Path(model.checkpoint).is_dir():
             yield from _check_folder(config, model)
 
 
+def check_adapters(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an issue if adapters go around a vision-language model that stays as it is."""
+    model: Any = config.model
+    if model.freeze_vision and model.freeze_language and config.engine.lora.rank:
+        yield ConfigIssue(
+            "engine.lora.rank",
+            f"engine.lora.rank = {config.engine.lora.rank} puts adapters around the vision-language model, which "
+            "model.freeze_vision and model.freeze_language leave as it is",
+            "set one of these to false, or engine.lora.rank to 0",
+        )
+
+
+def check_one_robot(number: int | None) -> Iterator[ConfigIssue]:
+    """Yield an issue if a model without a checkpoint is asked for the networks of another robot."""
+    if number:
+        yield ConfigIssue(
+            "model.embodiment_id",
+            f"model.embodiment_id = {number}, but a model without a checkpoint has networks for one robot only",
+            "set it to null",
+        )
+
+
 def _check_scratch(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:
     scratch, chunk = model.scratch, config.rollout.chunk_size
     yield from _check_own_statistics(config, model)
     yield from check_without_checkpoint(model, "tokenizer")
-    if model.embodiment_id:
-        yield ConfigIssue(
-            "model.embodiment_id",
-            f"model.embodiment_id = {model.embodiment_id}, but a model without a checkpoint has networks for one robot "
-            "only",
-            "set it to null",
-        )
+    yield from check_one_robot(model.embodiment_id)
     yield from check_patches(scratch.image_size, scratch.patch_size)
     yield from check_horizon(chunk, scratch.action_horizon or chunk, predicts=PREDICTS)
-    for name in ("vision_size", "hidden_size", "action_size"):
-        if getattr(scratch, name) % scratch.heads:
-            yield ConfigIssue(
-                f"model.scratch.{name}",
-                f"model.scratch.{name} = {getattr(scratch, name)} cannot be split over {scratch.heads} heads",
-                f"choose a multiple of {scratch.heads}",
-            )
+    yield from check_heads(scratch, "vision_size", "hidden_size", "action_size")
 
 
 def _check_own_statistics(config: Config, model: Gr00tConfig) -> Iterator[ConfigIssue]:

@@ -19,7 +19,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models import lerobot
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
-from embodyrl.models.flow.policy import Denoised, FlowPolicy
+from embodyrl.models.flow.policy import Denoised
 from embodyrl.models.gr00t.check import incompatibilities, robot_of, writer
 from embodyrl.models.gr00t.checkpoint import CheckpointFiles, NormStats, Robot
 from embodyrl.models.gr00t.config import (
@@ -30,11 +30,12 @@ from embodyrl.models.gr00t.config import (
     ValueInput,
     embodiment_number,
 )
+from embodyrl.models.gr00t.flow import Gr00tFlow
 from embodyrl.models.gr00t.head import Condition, Embodiment
 from embodyrl.models.gr00t.network import NAMING, Gr00tNetwork
 from embodyrl.models.gr00t.prompts import Prompts
 from embodyrl.models.lerobot import Scale
-from embodyrl.models.policy import Inputs, ParallelPlan, PolicyObservation
+from embodyrl.models.policy import Inputs, PolicyObservation
 from embodyrl.models.saved import with_kept
 from embodyrl.models.vla.fits import SimulatorSizes
 from embodyrl.models.vla.padding import causal_mask
@@ -42,7 +43,7 @@ from embodyrl.models.vla.processor import check_images
 from embodyrl.models.weights import write_weights
 
 
-class Gr00tPolicy(FlowPolicy):
+class Gr00tPolicy(Gr00tFlow):
     """GR00T N1.5: a chunk of actions from images, a task description and a state.
 
     Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null."""
@@ -126,14 +127,6 @@ class Gr00tPolicy(FlowPolicy):
         features = self.network.backbone(images, inputs["input_ids"], causal_mask(inputs["attention_mask"]))
         return self.network.action_head.condition(features, inputs["state"].to(self.dtype), self.embodiment)
 
-    def denoise(self, condition: Condition, x: Tensor, time: Tensor) -> Denoised:
-        """See `FlowPolicy.denoise`; the network's velocity points from noise to data."""
-        head = self.network.action_head
-        # The network knows time as one of a few whole numbers, rounded down as in Isaac-GR00T.
-        bucket = (time * self.network.sizes.buckets).long()
-        hidden = head.hidden(x.to(self.dtype), bucket, condition)
-        return Denoised(velocity=-head.velocity(hidden, condition).float(), hidden=hidden)
-
     def value_features(self, condition: Condition, denoised: Denoised) -> Tensor:
         """See `FlowPolicy.value_features`; the mean over all tokens of images and task description, and the state."""
         features = condition.context.mean(dim=1)
@@ -162,16 +155,6 @@ class Gr00tPolicy(FlowPolicy):
     def tokens_per_observation(self, task: str) -> int:
         """See `Policy.tokens_per_observation`; tokens of the backbone, images included."""
         return int(self.prompts.batch([task])[0].shape[1])
-
-    def parallel_plan(self) -> ParallelPlan:
-        """See `Policy.parallel_plan`: blocks are all transformer layers; adapters go to the vision-language model, and
-        the action head is trained in full beside them."""
-        return ParallelPlan(
-            blocks=self.modules_named(r"network\..*\.(layers|transformer_blocks)\.\d+"),
-            adaptable=self.linear_layers("network.backbone."),
-            heads=self.parts_beside("network.backbone"),
-            root="network",
-        )
 
     # ----------------------------------------------------------------------------------------------------------- files
 

@@ -11,6 +11,7 @@ from embodyrl.config.rules import shown_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowInfo, FlowSizes
+from embodyrl.models.gr00t.check import PREDICTS, check_adapters, check_one_robot
 from embodyrl.models.gr00t.config import ValueInput
 from embodyrl.models.gr00t.prompts import PromptError
 from embodyrl.models.gr00t_n17.checkpoint import CheckpointFiles
@@ -29,8 +30,6 @@ from embodyrl.models.vla.fits import (
     note_executed,
 )
 from embodyrl.screen import counted
-
-PREDICTS = "the model denoises {horizon} actions at a time"
 
 
 class Gr00tN17Info(FlowInfo, LerobotInfo):
@@ -53,13 +52,7 @@ class Gr00tN17Info(FlowInfo, LerobotInfo):
         assert isinstance(model, Gr00tN17Config)
         yield from super().check(config)
         yield from check_there(config)
-        if model.freeze_vision and model.freeze_language and config.engine.lora.rank:
-            yield ConfigIssue(
-                "engine.lora.rank",
-                f"engine.lora.rank = {config.engine.lora.rank} puts adapters around the vision-language model, which "
-                "model.freeze_vision and model.freeze_language leave as it is",
-                "set one of these to false, or engine.lora.rank to 0",
-            )
+        yield from check_adapters(config)
         if model.checkpoint is None:
             yield from _check_scratch(config, model)
         elif Path(model.checkpoint).is_dir():
@@ -87,13 +80,7 @@ class Gr00tN17Info(FlowInfo, LerobotInfo):
 def _check_scratch(config: Config, model: Gr00tN17Config) -> Iterator[ConfigIssue]:
     scratch, chunk = model.scratch, config.rollout.chunk_size
     yield from check_without_checkpoint(model, "vlm")
-    if model.embodiment_id:
-        yield ConfigIssue(
-            "model.embodiment_id",
-            f"model.embodiment_id = {model.embodiment_id}, but a model without a checkpoint has networks for one robot "
-            "only",
-            "set it to null",
-        )
+    yield from check_one_robot(model.embodiment_id)
     yield from check_patches(scratch.image_size, 2 * scratch.patch_size)
     yield from check_horizon(chunk, scratch.action_horizon or chunk, predicts=PREDICTS)
     for name, least in (("vision_size", 4), ("hidden_size", 6), ("action_size", 1)):
@@ -105,7 +92,7 @@ def _check_scratch(config: Config, model: Gr00tN17Config) -> Iterator[ConfigIssu
         ):
             yield ConfigIssue(
                 f"model.scratch.{name}",
-                f"model.scratch.{name} = {size} cannot be split over {scratch.heads} heads",
+                f"model.scratch.{name} = {size} cannot be split among {scratch.heads} heads",
                 f"choose a larger multiple of {2 * scratch.heads}",
             )
 

@@ -18,8 +18,9 @@ from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import TimeGrid
-from embodyrl.models.flow.policy import Denoised, FlowPolicy
+from embodyrl.models.flow.policy import Denoised
 from embodyrl.models.gr00t.config import ValueInput
+from embodyrl.models.gr00t.flow import Gr00tFlow
 from embodyrl.models.gr00t.head import Condition, Embodiment
 from embodyrl.models.gr00t_n17.actions import ActionScale, StateScale
 from embodyrl.models.gr00t_n17.check import incompatibilities, read_by
@@ -28,7 +29,7 @@ from embodyrl.models.gr00t_n17.config import Continuation, Gr00tN17Config, Qwen
 from embodyrl.models.gr00t_n17.images import pixel_values
 from embodyrl.models.gr00t_n17.network import UNUSED, Gr00tNetwork, Names
 from embodyrl.models.gr00t_n17.prompts import PlacedPrompts
-from embodyrl.models.policy import ACTION_WEIGHTS, PLAN, PLAN_WEIGHTS, Inputs, ParallelPlan, PolicyObservation
+from embodyrl.models.policy import ACTION_WEIGHTS, PLAN, PLAN_WEIGHTS, Inputs, PolicyObservation
 from embodyrl.models.saved import weight_layout, with_kept
 from embodyrl.models.vla.config import StateInput
 from embodyrl.models.vla.fits import SimulatorSizes
@@ -39,7 +40,7 @@ RAW_STATE = "raw_state"
 """Name in inputs of the robot's state as it is, `[B, S]`, which actions may be relative to."""
 
 
-class Gr00tN17Policy(FlowPolicy):
+class Gr00tN17Policy(Gr00tFlow):
     """GR00T N1.7 or N1.6: a chunk of actions from images, a task description and a state.
 
     Weights are on the meta device until `load` reads them, unless `config.checkpoint` is null."""
@@ -143,14 +144,6 @@ class Gr00tN17Policy(FlowPolicy):
         typed = {name: inputs[name].to(self.dtype) for name in ("pixel_values", "state")}
         return self.network.condition(inputs | typed, self.embodiment)
 
-    def denoise(self, condition: Condition, x: Tensor, time: Tensor) -> Denoised:
-        """See `FlowPolicy.denoise`; the network's velocity points from noise to data."""
-        head = self.network.action_head
-        # The network knows time as one of a few whole numbers, rounded down as in Isaac-GR00T.
-        bucket = (time * self.network.sizes.buckets).long()
-        hidden = head.hidden(x.to(self.dtype), bucket, condition)
-        return Denoised(velocity=-head.velocity(hidden, condition).float(), hidden=hidden)
-
     def value_features(self, condition: Condition, denoised: Denoised) -> Tensor:
         """See `FlowPolicy.value_features`; the mean over the tokens of images and task description, without padding,
         and the state."""
@@ -227,16 +220,6 @@ class Gr00tN17Policy(FlowPolicy):
     def tokens_per_observation(self, task: str) -> int:
         """See `Policy.tokens_per_observation`; tokens of the backbone, images included."""
         return int(self.prompts_for(self._image_size or self.geometry.target).batch([task])[0].shape[1])
-
-    def parallel_plan(self) -> ParallelPlan:
-        """See `Policy.parallel_plan`: blocks are all transformer layers; adapters go to the vision-language model, and
-        the action head is trained in full beside them."""
-        return ParallelPlan(
-            blocks=self.modules_named(r"network\..*\.(layers|blocks|transformer_blocks)\.\d+"),
-            adaptable=self.linear_layers("network.backbone."),
-            heads=self.parts_beside("network.backbone"),
-            root="network",
-        )
 
     # ----------------------------------------------------------------------------------------------------------- files
 

@@ -4,6 +4,7 @@ or openpi's). Reads no weights and imports no torch."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Generator, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -42,6 +43,7 @@ from embodyrl.models.vla.config import Frozen
 from embodyrl.models.vla.fits import (
     SimulatorSizes,
     attempt,
+    check_heads,
     check_horizon,
     check_patches,
     check_sizes,
@@ -202,13 +204,7 @@ class PiInfo(FlowInfo, LerobotInfo):
 def _check_scratch(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
     sizes = model.scratch
     yield from check_patches(sizes.image_size, sizes.patch_size)
-    for name in ("hidden_size", "expert_size", "vision_size"):
-        if getattr(sizes, name) % sizes.heads:
-            yield ConfigIssue(
-                f"model.scratch.{name}",
-                f"model.scratch.{name} = {getattr(sizes, name)} cannot be split among {sizes.heads} heads",
-                "choose a multiple",
-            )
+    yield from check_heads(sizes, "hidden_size", "expert_size", "vision_size")
     yield from check_chosen(model.cameras, config)
     yield from check_without_checkpoint(model, "tokenizer", "unnorm_key")
     if model.statistics is not None and Path(model.statistics).is_file():
@@ -239,7 +235,8 @@ def _check_folder(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
         return
     there = SimulatorSizes.of_config(config)
     robot = yield from read_robot(there, options, files)
-    yield from incompatibilities(architecture, config.rollout.chunk_size, robot, there, options.relative_action_dims)
+    relative, most = options.relative_action_dims, (architecture.state_dim, architecture.action_dim)
+    yield from incompatibilities(architecture.horizon, config.rollout.chunk_size, robot, there, relative, most)
     yield from _check_prompts(config, options, files, architecture, robot)
 
 
@@ -286,19 +283,24 @@ def read_robot(
 
 
 def incompatibilities(
-    sizes: Architecture, chunk: int, robot: Robot | None, there: SimulatorSizes, relative: int
+    horizon: int,
+    chunk: int,
+    robot: Robot | None,
+    there: SimulatorSizes,
+    relative: int,
+    most: tuple[float, float] = (math.inf, math.inf),
 ) -> Iterator[ConfigIssue]:
     """Yield an issue for each part of a checkpoint that does not fit a simulator.
 
     Args:
-        sizes: sizes of its network.
+        horizon: actions that its network predicts.
         chunk: actions that are executed.
         robot: ranges of its statistics; None: they cannot be read.
         there: the simulator's sizes.
         relative: leading action dims that are relative to the state.
+        most: numbers of a state and of an action that its network takes.
     """
-    yield from check_horizon(chunk, sizes.horizon)
-    most = (sizes.state_dim, sizes.action_dim)
+    yield from check_horizon(chunk, horizon)
     yield from check_sizes(robot, there, "model.unnorm_key", "model.statistics", states=STATES, most=most)
     yield from relative_to_nothing(robot, relative)
 

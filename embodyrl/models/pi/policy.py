@@ -101,7 +101,9 @@ class PiPolicy(FlowPolicy):
         there, statistics = SimulatorSizes.of(simulator), self.files.statistics
         chosen = statistics[choose_key(statistics, self.config.unnorm_key)]
         robot = robot_of(chosen, self.config, self.files, there)
-        for issue in incompatibilities(self.architecture, chunk_size, robot, there, self.config.relative_action_dims):
+        horizon, most = self.architecture.horizon, (self.architecture.state_dim, self.architecture.action_dim)
+        relative = self.config.relative_action_dims
+        for issue in incompatibilities(horizon, chunk_size, robot, there, relative, most):
             raise PolicyError(f"{issue.message}: {issue.hint}")
         return robot
 

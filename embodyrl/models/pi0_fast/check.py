@@ -4,9 +4,8 @@ no torch."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Learns
@@ -15,7 +14,7 @@ from embodyrl.config.schema import Config
 from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.lerobot import PREPROCESSOR, LerobotInfo, Robot, stated_ways
-from embodyrl.models.pi.check import STATES, kept_as, read_robot, relative_to_nothing
+from embodyrl.models.pi.check import STATES, incompatibilities, kept_as, read_robot, relative_to_nothing
 from embodyrl.models.pi.checkpoint import LEROBOT_PREFIX, ways_of
 from embodyrl.models.pi.config import Normalization, StateInput
 from embodyrl.models.pi.prompts import read_tokenizer
@@ -27,7 +26,7 @@ from embodyrl.models.vla.cameras import check_chosen, check_images_shown, check_
 from embodyrl.models.vla.fits import (
     SimulatorSizes,
     attempt,
-    check_horizon,
+    check_heads,
     check_patches,
     check_sizes,
     check_without_checkpoint,
@@ -110,13 +109,7 @@ class Pi0FastInfo(LerobotInfo):
 def _check_scratch(config: Config, model: Pi0FastConfig) -> Iterator[ConfigIssue]:
     sizes = model.scratch
     yield from check_patches(sizes.image_size, sizes.patch_size)
-    for name in ("hidden_size", "vision_size"):
-        if getattr(sizes, name) % sizes.heads:
-            yield ConfigIssue(
-                f"model.scratch.{name}",
-                f"model.scratch.{name} = {getattr(sizes, name)} cannot be split among {sizes.heads} heads",
-                "choose a multiple",
-            )
+    yield from check_heads(sizes, "hidden_size", "vision_size")
     yield from check_chosen(model.cameras, config)
     yield from check_without_checkpoint(model, "tokenizer", "action_tokenizer", "unnorm_key")
     if model.statistics is not None and Path(model.statistics).is_file():
@@ -147,7 +140,8 @@ def _check_folder(config: Config, model: Pi0FastConfig) -> Iterator[ConfigIssue]
         return
     there = SimulatorSizes.of_config(config)
     robot = yield from read_robot(there, options, files)
-    yield from incompatibilities(sizes, config.rollout.chunk_size, robot, there, options.relative_action_dims)
+    chunk = config.rollout.chunk_size
+    yield from incompatibilities(sizes.horizon, chunk, robot, there, options.relative_action_dims)
     yield from _check_demonstrations(config, sizes)
     yield from _check_tokens(config, options, files, sizes, robot)
 
@@ -178,30 +172,9 @@ def _check_tokens(
         yield ConfigIssue(path, f"{path}: {error}")
         return
     source = "model.checkpoint" if model.action_tokenizer is None else "model.action_tokenizer"
-    yield from _none(attempt(source, lambda: Vocabulary.of(text, sizes, files.fast.size)))
+    yield from attempt(source, lambda: Vocabulary.of(text, sizes, files.fast.size))
     prompts = Prompts(text, model.prompt_length or sizes.prompt_length, lower=model.convention is Convention.openpi)
     try:
         prompts.check(shown_descriptions(config), written_numbers(model, states))
     except PolicyError as error:
         yield ConfigIssue("model.prompt_length", str(error))
-
-
-def _none(found: Generator[ConfigIssue, None, Any]) -> Iterator[ConfigIssue]:
-    yield from found
-
-
-def incompatibilities(
-    sizes: Architecture, chunk: int, robot: Robot | None, there: SimulatorSizes, relative: int
-) -> Iterator[ConfigIssue]:
-    """Yield an issue for each part of a checkpoint that does not fit a simulator.
-
-    Args:
-        sizes: sizes of its network.
-        chunk: actions that are executed.
-        robot: ranges of its statistics; None: they cannot be read.
-        there: the simulator's sizes.
-        relative: leading action dims that are relative to the state.
-    """
-    yield from check_horizon(chunk, sizes.horizon)
-    yield from check_sizes(robot, there, "model.unnorm_key", "model.statistics", states=STATES)
-    yield from relative_to_nothing(robot, relative)

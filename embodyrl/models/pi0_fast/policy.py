@@ -23,10 +23,11 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import ValueHead
 from embodyrl.models.lerobot import Robot, unscaled
+from embodyrl.models.pi.check import incompatibilities
 from embodyrl.models.pi.checkpoint import robot_of
 from embodyrl.models.pi.policy import REMEDY, WrittenStates, build_network, relative_origin
 from embodyrl.models.pi.prompts import read_tokenizer
-from embodyrl.models.pi0_fast.check import incompatibilities, with_defaults, written_numbers
+from embodyrl.models.pi0_fast.check import with_defaults, written_numbers
 from embodyrl.models.pi0_fast.checkpoint import MATRICES, CheckpointFiles, Vocabulary
 from embodyrl.models.pi0_fast.codes import ActionCodes
 from embodyrl.models.pi0_fast.config import Convention, Decoding, LossMean, Pi0FastConfig, ValueFrom
@@ -113,7 +114,8 @@ class Pi0FastPolicy(Policy):
         there, statistics = SimulatorSizes.of(simulator), self.files.statistics
         chosen = statistics[choose_key(statistics, self.config.unnorm_key)]
         robot = robot_of(chosen, self.config, self.files, there)
-        for issue in incompatibilities(self.architecture, chunk_size, robot, there, self.config.relative_action_dims):
+        horizon, relative = self.architecture.horizon, self.config.relative_action_dims
+        for issue in incompatibilities(horizon, chunk_size, robot, there, relative):
             raise PolicyError(f"{issue.message}: {issue.hint}")
         return robot
 

@@ -66,6 +66,17 @@ def check_patches(image_size: int, patch_size: int) -> Iterator[ConfigIssue]:
         )
 
 
+def check_heads(scratch: Any, *names: str) -> Iterator[ConfigIssue]:
+    """Yield an issue for each width of a new model that cannot be split among its attention heads."""
+    for name in names:
+        if getattr(scratch, name) % scratch.heads:
+            yield ConfigIssue(
+                f"model.scratch.{name}",
+                f"model.scratch.{name} = {getattr(scratch, name)} cannot be split among {scratch.heads} heads",
+                f"choose a multiple of {scratch.heads}",
+            )
+
+
 # --------------------------------------------------------------------------------------------------- a checkpoint
 
 
