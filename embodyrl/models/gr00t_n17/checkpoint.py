@@ -476,6 +476,7 @@ def _scratch_configs(
         "input_embedding_dim": sizes.action_size,
         "max_seq_len": horizon,
         "diffusion_model_cfg": dit,
+        "attend_text_every_n_blocks": sizes.text_every,
         "vl_self_attention_cfg": own if sizes.self_attention_layers else None,
         "max_num_embodiments": 1,
         "max_state_dim": max(simulator.proprio_dim, 1),

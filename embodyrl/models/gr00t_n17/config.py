@@ -47,14 +47,17 @@ class ScratchConfig:
     action_size: int = setting(64, low=8)
     """Width of the diffusion transformer, of its output and of the networks around it."""
     action_layers: int = setting(6, low=1)
-    """Layers of the diffusion transformer: the first attends to the task description and special tokens, the third to
-    images, each second one to actions."""
+    """Layers of the diffusion transformer. Of the first, third, fifth ... each attends to the task description and
+    special tokens, or to images; the others to actions."""
+    text_every: int = setting(2, low=1)
+    """Of these first, third, fifth ... layers one in so many attends to the task description, beginning with the first;
+    the others to images."""
     heads: int = setting(4, low=1)
     """Attention heads of every part."""
     action_horizon: int | None = setting(None, low=1)
     """Actions that are denoised together. null: as many as are executed (`rollout.chunk_size`)."""
-    initializer_range: float = setting(0.1, above=0.0)
-    """Standard deviation of the first weights of the language model. Small models need more than the usual 0.02."""
+    initializer_range: float = setting(0.02, above=0.0, high=1.0)
+    """Standard deviation of the first weights of the language model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +214,8 @@ def _text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     sizes: dict[str, Any] = {key: _count(text, key) for key in TEXT_COUNTS}
     sizes["rms_norm_eps"] = check_real(text["rms_norm_eps"], "rms_norm_eps", above=0.0, below=1.0, file=VLM_CONFIG)
     sizes["rope_theta"] = check_real(theta, "rope_theta", above=1.0, below=1e12, file=VLM_CONFIG)
+    deviation = text.get("initializer_range", 0.02)  # that of Qwen3, and of no effect on weights that are read
+    sizes["initializer_range"] = check_real(deviation, "initializer_range", above=0.0, below=10.0, file=VLM_CONFIG)
     return sizes
 
 
