@@ -60,14 +60,25 @@ WITHOUT_COPIES = ["engine.optimizer.master_weights=false"]
 """GR00T's action head learns in full: 1.1 billion weights, with float32 copies and moments 13 GB."""
 ONE_CAMERA = ["env.cameras=[agentview]", "model.cameras=[agentview,absent,absent]"]
 """Of pi's three images."""
-EXPLORING = ["algorithm.filter.accuracy_low=0", "algorithm.filter.accuracy_high=1", "algorithm.entropy_coef=0.01"]
+EXPLORING = [
+    "algorithm.filter.name=accuracy",
+    "algorithm.filter.accuracy_low=0",
+    "algorithm.filter.accuracy_high=1",
+    "algorithm.entropy_coef=0.01",
+]
 """All episodes fail: their groups stay, and the entropy teaches, since the advantages are 0."""
 EXPERIMENTS = {
     "gr00t": ["libero_spatial_ppo_gr00t", "model.freeze_language=false", *WITHOUT_COPIES],
     "gr00t_n17": ["libero_spatial_ppo_gr00t_n17", "model.freeze_language=false", *WITHOUT_COPIES],
     "pi0": ["libero_spatial_ppo_pi0", "model.frozen=nothing", *ONE_CAMERA],
     "pi05": ["libero_10_ppo_pi05", "model.frozen=nothing", *ONE_CAMERA],
-    "pi0_fast": ["libero_spatial_grpo_pi0_fast", "rollout.group_size=2", *ONE_CAMERA, *EXPLORING],
+    "pi0_fast": [
+        "libero_spatial_grpo_pi0_fast",
+        "rollout.group_size=2",
+        "model.answer_length=8",
+        *ONE_CAMERA,
+        *EXPLORING,
+    ],
     "openvla_oft": ["libero_spatial_grpo_openvla_oft", "rollout.group_size=2", *EXPLORING],
     "openvla": ["maniskill_ppo_openvla", "env=libero/spatial", "env.cameras=[agentview]"],
 }

@@ -658,11 +658,22 @@ def hub_names_are_legal(config: Config) -> Iterator[ConfigIssue]:
             yield ConfigIssue((path,), f"{dotted(path)} = {error.message}", error.remedy)
 
 
+FILES_OF_MODELS = ("adapter", "tokenizer", "action_tokenizer", "statistics", "vlm", "pretrained")
+"""Options of models that name files or folders, beside their weights."""
+
+
 @rule
-def only_checkpoints_and_data_are_on_the_hub(config: Config) -> Iterator[ConfigIssue]:
-    """Check that options of the model that name other files name those of this machine."""
-    for name in ("adapter", "tokenizer", "statistics", "vlm", "pretrained"):
-        text = str(getattr(config.model, name, ""))
+def files_beside_the_weights_are_there(config: Config) -> Iterator[ConfigIssue]:
+    """Check that options of the model that name other files name those of this machine, also while the weights, beside
+    which the model itself looks at them, are still on the hub or not yet named. Statistics may be of demonstrations
+    that are yet to be recorded."""
+    waits = config.model.checkpoint == LEFT_OPEN or is_hub_name(config.model.checkpoint)
+    for name in FILES_OF_MODELS:
+        text = str(getattr(config.model, name, None) or "")
+        if text and waits and name != "statistics" and not is_hub_name(text) and not Path(text).exists():
+            yield ConfigIssue(
+                (f"model.{name}",), f"model.{name} = {text!r} does not exist", "name a file or folder of this machine"
+            )
         if is_hub_name(text):
             repo = text.removeprefix("hf://").partition("@")[0]
             yield ConfigIssue(

@@ -432,7 +432,27 @@ def _gr00t_n17(m: Migration) -> None:
     """Write the settings of N1.6 and N1.7, whose loss is clipped twice."""
     _any_gr00t(m)
     m.write("model.count_clipped", True, why="RLinf counts noise that decoding clips")
+    _backbone(m, "actor.model.backbone_model_path")
+    head = "actor.model.rl_head_config"
+    m.converted.add(f"{head}.disable_dropout")  # there is none here, either
+    if m.get(f"{head}.value_vlm_mode", "mean_token") == "mean_token":
+        m.converted.add(f"{head}.value_vlm_mode")
+    if m.get(f"{head}.padding_value"):
+        m.differ(
+            f"{head}.padding_value",
+            "prompts are as long as that of the longest task, which padding would change the actions of; "
+            "model.prompt_length pads them, on the left as NVIDIA's processor does",
+        )
     m.write("algorithm.loss.dual_clip", m.number("algorithm.clip_ratio_c", 3.0), "algorithm.clip_ratio_c")
+
+
+def _backbone(m: Migration, key: str) -> None:
+    """Write the folder of the vision-language model, if it is there."""
+    folder = m.get(key)
+    if folder and Path(str(folder)).is_dir():
+        m.write("model.vlm", folder, key)
+    elif folder:
+        m.differ(key, f"{folder} is not here: name the folder with model.vlm")
 
 
 def _any_gr00t(m: Migration) -> None:

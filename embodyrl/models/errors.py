@@ -11,4 +11,5 @@ class PolicyError(RemediedError):
 
     def issue(self, setting: str) -> ConfigIssue:
         """Return the error as the fault of a setting."""
-        return ConfigIssue(setting, f"{setting}: {self.message}", self.remedy)
+        text = self.message if self.message.startswith(f"{setting} ") else f"{setting}: {self.message}"
+        return ConfigIssue(setting, text, self.remedy)

@@ -38,6 +38,7 @@ from embodyrl.models.vla.folder import (
     damaged,
     finite_numbers,
     impossible,
+    no_config,
     parse_statistics,
     wrong,
 )
@@ -521,7 +522,7 @@ def read_companions(folder: Path, *subfolders: str) -> dict[str, bytes]:
     """
     refuse_other_weights(folder)
     if not (folder / CONFIG).is_file():
-        raise PolicyError(f"{folder} holds no {CONFIG}", "give the folder of a checkpoint")
+        raise no_config(folder, "a checkpoint")
     paths = [path for each in ("", *subfolders) for path in (folder / each).glob("*")]
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()

@@ -303,7 +303,8 @@ class Policy(nn.Module, ABC):
 
     def tokens_per_observation(self, task: str) -> int:
         """Return the sequence length of the policy's largest transformer for a chunk of `task`, its output included.
-        The default: 0, no transformer."""
+        A policy that was built without a simulator may have to `preprocess` an observation first, which shows how many
+        images there are. The default: 0, no transformer."""
         return 0
 
     def cache_bytes(self, task: str) -> int:

@@ -468,7 +468,6 @@ class Planner:
         if needs.steering is not None:
             policy = steered_weightless(policy, needs.steering)
             flow = policy.base.sizes
-        tokens, cache = policy.tokens_per_observation(task_description), policy.cache_bytes(task_description)
         states = policy.spec.proprio_dim
 
         def observe(samples: int) -> Observation:
@@ -494,8 +493,8 @@ class Planner:
         )
         return Look(
             origin=origin,
-            tokens=tokens,
-            cache=cache,
+            tokens=policy.tokens_per_observation(task_description),
+            cache=policy.cache_bytes(task_description),
             traced=traced,
             recordable=policy.acts_on_device,
             action_dim=policy.spec.action_dim,

@@ -253,10 +253,10 @@ def is_free(path: Path) -> bool:
         return False
     if not any(path.iterdir()):
         return True
-    lock, entries = path / LOCK_FILE, entries_in(path)
-    if lock not in entries or not is_file(lock) or lock.read_bytes() != NO_RESULTS:
+    lock = path / LOCK_FILE  # looked at first, so that a folder such as / or /proc is not listed as a whole
+    if not os.path.lexists(lock) or not is_file(lock) or lock.read_bytes() != NO_RESULTS:
         return False
-    return all(_is_of_a_start(entry.relative_to(path)) for entry in entries)
+    return all(_is_of_a_start(entry.relative_to(path)) for entry in entries_in(path))
 
 
 def _is_of_a_start(name: Path) -> bool:

@@ -127,12 +127,17 @@ def test_ppo_has_the_numbers_of_rlinf(folder: Folder) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [("gr00t_n1d7", "gr00t_n17"), ("gr00t_n1d6", "gr00t_n16")])
 def test_newer_gr00t_is_clipped_twice(folder: Folder, kind: str, name: str) -> None:
-    head = {"noise_method": "flow_sde", "noise_level": 0.3, "joint_logprob": False}
+    head = {"noise_method": "flow_sde", "noise_level": 0.3, "joint_logprob": False, "disable_dropout": True}
+    head |= {"value_vlm_mode": "mean_token", "padding_value": 570}
     folder.parts["model/net"] = {"model_type": kind, "precision": "bf16", "denoising_steps": 4} | {
         "embodiment_tag": "libero_sim",
         "rl_head_config": head,
+        "backbone_model_path": "/nowhere/Cosmos-Reason2-2B",
     }
     folder.main["algorithm"]["clip_ratio_c"] = 2.5
+    lost = folder.convert().without_counterpart
+    assert "name the folder with model.vlm" in lost["actor.model.backbone_model_path"]
+    assert {each for each in lost if "rl_head" in each} == {"actor.model.rl_head_config.padding_value"}
     config = folder.load()
     model = config.model
     assert (model.name, model.embodiment_tag, model.denoising_steps, model.noise_level) == (name, "libero_sim", 4, 0.3)

@@ -126,6 +126,8 @@ def test_the_published_size_needs_no_files() -> None:
     sizes = [(parameter.numel(), parameter.dtype) for parameter in policy.parameters()]
     assert sum(count for count, dtype in sizes if dtype == torch.bfloat16) == 2_398_284_528
     assert sum(count for count, dtype in sizes if dtype == torch.float32) == 1025 * 512 + 513 * 256 + 257 + 3585 * 1024
+    assert policy.num_images is None, "no file says how many: the first observation does"
+    policy.expect_images(1)
     assert policy.embodiment == 31 and policy.prompts.encode("go")[-1] != policy.network.sizes.image_token
 
 
@@ -794,7 +796,7 @@ def test_task_descriptions_and_tokenizers_that_do_not_fit_are_found_before_anyth
     tokenizer = {"type": "WordLevel", "vocab": {"reach": 0}, "unk_token": "reach"}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": tokenizer}))
     other = faults(whole, f"model.tokenizer={tmp_path}")
-    assert "model.tokenizer: <IMG_CONTEXT> has id None in the tokenizer" in other
+    assert "model.tokenizer: <IMG_CONTEXT> has no id in the tokenizer" in other
     (tmp_path / "tokenizer.json").write_text("{")
     assert "model.tokenizer: tokenizer.json cannot be read" in faults(whole, f"model.tokenizer={tmp_path}")
 

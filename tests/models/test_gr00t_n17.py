@@ -20,7 +20,7 @@ pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 from embodyrl.config import ConfigError, ConfigUse, load_config
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import LEFT_OPEN, ModelConfig
-from embodyrl.models import PolicyError, build_policy, load_policy
+from embodyrl.models import PolicyError, PolicyObservation, build_policy, load_policy
 from embodyrl.models.flow.policy import HEADS_FILE
 from embodyrl.models.gr00t_n17.actions import ActionScale
 from embodyrl.models.gr00t_n17.checkpoint import CheckpointFiles
@@ -30,7 +30,7 @@ from embodyrl.models.gr00t_n17.prompts import plain, token_places
 from embodyrl.models.gr00t_n17.robots import ActionGroup, Robot, Way
 from embodyrl.models.saved import INDEX_FILE, SINGLE_FILE
 from embodyrl.models.vla.config import StateInput, WeightType
-from embodyrl.planning.weightless import build_weightless
+from embodyrl.planning.weightless import Assuming, build_weightless
 from embodyrl.registry import SIMULATORS
 from tests.parity import gr00t_formula
 from tests.parity.formula import SPEC, TASKS, observation
@@ -94,8 +94,11 @@ def test_the_published_size_needs_no_files(options: Any) -> None:
     config = options(name=name, checkpoint=LEFT_OPEN, dtype=WeightType.bfloat16, embodiment_tag="libero_sim")
     policy: Any = build_weightless(config, SPEC, chunk_size=8)[0]
     assert policy.embodiment == 2 and policy.spec.action_dim == 7
-    tokens = 2 * (64 if name == "gr00t_n17" else 81)
-    assert policy.tokens_per_observation("pick it up") > tokens
+    seen = torch.zeros(1, 3, 256, 256, 3, dtype=torch.uint8)  # of how many cameras, no file says
+    with Assuming():
+        policy.preprocess(PolicyObservation(images=seen, proprio=torch.zeros(1, 8), task_descriptions=["pick it up"]))
+    tokens = 3 * (64 if name == "gr00t_n17" else 81)
+    assert tokens < policy.tokens_per_observation("pick it up") < tokens + 60
 
 
 def as_one_file(folder: Path, edit: Any) -> Path:
@@ -393,6 +396,10 @@ def no_tokenizer(folder: Path) -> None:
     (folder / "vlm" / "tokenizer.json").unlink()
 
 
+def no_preprocessor(folder: Path) -> None:
+    (folder / "vlm" / "preprocessor_config.json").unlink()
+
+
 def other_tokenizer(folder: Path) -> None:
     rewrite(folder / "vlm" / "config.json", lambda content: content.update(image_token_id=1))
 
@@ -483,12 +490,30 @@ FAULTS: dict[str, tuple[Any, tuple[str, ...], str, str]] = {
         "set model.vlm to the folder of Qwen/Qwen3-VL-2B-Instruct",
     ),
     "another tokenizer": (other_tokenizer, (), "has id 4 in the tokenizer, 1 in the model", ""),
+    "no processor of the vision-language model": (
+        no_preprocessor,
+        (),
+        "model.vlm: .*vlm has no preprocessor_config.json",
+        "set model.vlm to the folder of",
+    ),
+    "another vocabulary": (
+        change("vlm/config.json", lambda content: content["text_config"].update(vocab_size=300)),
+        (),
+        r"vlm/config.json states a vocabulary of 300 tokens \(vocab_size\), the weights have",
+        "set model.vlm",
+    ),
+    "another vision-language model": (
+        change("vlm/config.json", lambda content: content.update(model_type="eagle_3_vl")),
+        (),
+        "vlm/config.json: model_type is 'eagle_3_vl', only 'qwen3_vl'",
+        "set model.vlm to the folder of Qwen/Qwen3-VL-2B-Instruct, with config.json",
+    ),
     "no processor": (no_processor, (), "the checkpoint has no processor_config.json", "download it, too"),
-    "a folder that is no vision-language model": (None, ("model.vlm=nowhere",), "model.vlm: .*'nowhere' holds no", ""),
+    "a folder that is no vision-language model": (None, ("model.vlm=nowhere",), "model.vlm = 'nowhere' holds no", ""),
     "a backbone of another width": (
         change("config.json", lambda content: content.update(backbone_embedding_dim=64, vl_self_attention_cfg=None)),
         (),
-        "made for a vision-language model of width 64 .*, vlm/config.json describes one of width 32",
+        "made for a vision-language model of width 64 .*, that of vlm/config.json has width 32",
         "set model.vlm",
     ),
     "an unknown connection": (

@@ -175,11 +175,11 @@ def robot_of(metadata: Mapping[str, Any], origin: str, model: Gr00tConfig) -> Ro
 
 
 def incompatibilities(
-    robot: Robot, sizes: Architecture, chunk: int, cameras: int, there: SimulatorSizes
+    robot: Robot, sizes: Architecture, chunk: int, cameras: int | None, there: SimulatorSizes
 ) -> Iterator[ConfigIssue]:
     """Yield an issue for each part of a checkpoint that does not fit a simulator."""
     state, action = robot.state, robot.action
-    if robot.cameras is not None and len(robot.cameras) != cameras:
+    if robot.cameras is not None and cameras is not None and len(robot.cameras) != cameras:
         yield ConfigIssue(
             "env.cameras",
             f"env.cameras names {counted(cameras, 'camera')}, but the checkpoint was trained with "

@@ -29,7 +29,15 @@ from embodyrl.models.gr00t.config import (
 )
 from embodyrl.models.gr00t.prompts import PIECE, SPECIAL, new_tokenizer
 from embodyrl.models.saved import read_json, refuse_other_weights, weight_shapes
-from embodyrl.models.vla.folder import CONFIG, ConfiguredFolder, as_json, finite_numbers, impossible, parse_statistics
+from embodyrl.models.vla.folder import (
+    CONFIG,
+    ConfiguredFolder,
+    as_json,
+    finite_numbers,
+    impossible,
+    no_config,
+    parse_statistics,
+)
 from embodyrl.models.vla.prompts import TOKENIZER
 
 # ----------------------------------------------------------------------------------------------------------- statistics
@@ -220,7 +228,9 @@ class CheckpointFiles(ConfiguredFolder):
         folder need not have its own."""
         folder = Path(str(config.checkpoint))
         refuse_other_weights(folder)
-        content = _read_json(folder / CONFIG, "give the folder of a GR00T N1.5 checkpoint")
+        if not (folder / CONFIG).is_file():
+            raise no_config(folder, "a GR00T N1.5 checkpoint")
+        content = read_json(folder / CONFIG)
         if content.get("type") == LEROBOT_TYPE:  # which is that of all versions
             refuse_weights(weight_shapes(folder), MODEL_TYPE, LEROBOT_PREFIX)
         if content.get("type") == LEROBOT_TYPE:
@@ -266,7 +276,7 @@ class CheckpointFiles(ConfiguredFolder):
         return cls(
             config=sizes.to_config(),
             eagle=None,
-            metadata={tag: _with_cameras({"statistics": numbers}, CAMERAS)},
+            metadata={tag: {"statistics": numbers}},
             companions={TOKENIZER: new_tokenizer([], sizes.image_token).to_str().encode()},
             origin="the published model",
         )
@@ -404,5 +414,5 @@ def _statistics(simulator: SimulatorSpec) -> dict[str, Any]:
     return {ROBOT: _with_cameras({"statistics": numbers}, simulator.cameras)}
 
 
-STATE_DIM, ACTION_DIM, CAMERAS = 8, 7, ("image", "wrist_image")
-"""Sizes and cameras of public checkpoints for LIBERO."""
+STATE_DIM, ACTION_DIM = 8, 7
+"""Sizes of public checkpoints for LIBERO."""

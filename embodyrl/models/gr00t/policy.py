@@ -51,6 +51,9 @@ class Gr00tPolicy(Gr00tFlow):
     config: Gr00tConfig
     network: Gr00tNetwork
     files: CheckpointFiles
+    prompts: Prompts
+    num_images: int | None
+    """Images of an observation; None: the first one tells, because neither simulator nor checkpoint does."""
     value_changes = False
 
     def __init__(self, config: Gr00tConfig, simulator: SimulatorSpec | None, chunk_size: int) -> None:
@@ -82,15 +85,9 @@ class Gr00tPolicy(Gr00tFlow):
         )
         if simulator is None or self.images.resizes(simulator.image_size):
             self.reads_on_host = frozenset({"images"})
-        self.prompts = Prompts(
-            self.files.companions,
-            write=writer(config, self.num_images, sizes),
-            image_token=sizes.image_token,
-            images=self.num_images,
-            tasks=[] if simulator is None else simulator.tasks.values(),
-            length=config.prompt_length,
-            padding=config.padding,
-        )
+        self._tasks = [] if simulator is None else [*simulator.tasks.values()]
+        if self.num_images is not None:
+            self.expect_images(self.num_images)
         sees_state = config.value_input is ValueInput.vl_and_state
         self.set_up_flow(
             TimeGrid.rising(config.denoising_steps),
@@ -102,6 +99,19 @@ class Gr00tPolicy(Gr00tFlow):
 
     # ------------------------------------------------------------------------------------------------------- inputs
 
+    def expect_images(self, count: int) -> None:
+        """Set up prompts about so many images per observation."""
+        self.num_images = count
+        self.prompts = Prompts(
+            self.files.companions,
+            write=writer(self.config, count, self.network.sizes),
+            image_token=self.network.sizes.image_token,
+            images=count,
+            tasks=self._tasks,
+            length=self.config.prompt_length,
+            padding=self.config.padding,
+        )
+
     def preprocess(self, observation: PolicyObservation) -> Inputs:
         """Return `pixel_values [B, V, 3, h, h]`, `input_ids [B, L]`, `attention_mask [B, L]`, and `state [B, 1, S]`,
         normalised and padded.
@@ -110,7 +120,9 @@ class Gr00tPolicy(Gr00tFlow):
             PolicyError: images or state are missing, or have another type, shape or number than the model takes.
         """
         device = self.start.device
-        images = check_images(observation.images, self.num_images)
+        if self.num_images is None and observation.images is not None:
+            self.expect_images(observation.images.shape[1])
+        images = check_images(observation.images, self.num_images or 0)
         ids, mask = self.prompts.batch(observation.task_descriptions)
         return {
             "pixel_values": self.images(images, device),
@@ -170,16 +182,15 @@ class Gr00tPolicy(Gr00tFlow):
         write_weights(self.network, folder, NAMING)
 
 
-def _fit(robot: Robot, sizes: Architecture, chunk_size: int, simulator: SimulatorSpec | None) -> int:
-    """Check that a checkpoint fits a simulator, and return the number of images per observation.
+def _fit(robot: Robot, sizes: Architecture, chunk_size: int, simulator: SimulatorSpec | None) -> int | None:
+    """Check that a checkpoint fits a simulator, and return the number of images per observation, if it is known.
 
     Raises:
-        PolicyError: it does not fit, or the number of images is not known.
+        PolicyError: it does not fit, or there are no images.
     """
-    images = None if robot.cameras is None else len(robot.cameras)
-    if simulator is not None:
-        images = len(simulator.cameras)
-    if not images:
+    cameras = robot.cameras if simulator is None else simulator.cameras
+    images = None if cameras is None else len(cameras)
+    if images == 0:
         raise PolicyError("the model needs images", "set env.cameras")
     for issue in incompatibilities(robot, sizes, chunk_size, images, SimulatorSizes.of(simulator)):
         raise PolicyError(f"{issue.message}: {issue.hint}")

@@ -78,7 +78,9 @@ class Prompts:
         found = self._tokenizer.token_to_id(piece)
         if found != image_token:
             raise PolicyError(
-                f"{piece} has id {found} in the tokenizer, {image_token} in the model: it is another model's tokenizer"
+                f"{piece} has {'no id' if found is None else f'id {found}'} in the tokenizer, {image_token} in the "
+                "model: it is another model's tokenizer",
+                "give the tokenizer of the vision-language model that these weights were made from",
             )
         self._write, self._images = write, images
         self._known: dict[str, list[int]] = {}

@@ -9,13 +9,14 @@ from pathlib import Path
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import shown_descriptions
 from embodyrl.config.schema import Config
+from embodyrl.hub import is_hub_name
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowInfo, FlowSizes
 from embodyrl.models.gr00t.check import PREDICTS, check_adapters, check_one_robot
 from embodyrl.models.gr00t.config import ValueInput
 from embodyrl.models.gr00t.prompts import PromptError
 from embodyrl.models.gr00t_n17.checkpoint import CheckpointFiles
-from embodyrl.models.gr00t_n17.config import Gr00tN17Config
+from embodyrl.models.gr00t_n17.config import VLM, Gr00tN17Config
 from embodyrl.models.gr00t_n17.robots import Robot
 from embodyrl.models.lerobot import LerobotInfo
 from embodyrl.models.saved import with_kept
@@ -55,7 +56,7 @@ class Gr00tN17Info(FlowInfo, LerobotInfo):
         yield from check_adapters(config)
         if model.checkpoint is None:
             yield from _check_scratch(config, model)
-        elif Path(model.checkpoint).is_dir():
+        elif Path(model.checkpoint).is_dir() and not is_hub_name(model.vlm):  # which is a fault already
             yield from _check_folder(config, model)
 
     def notes(self, config: Config) -> Iterator[str]:
@@ -81,7 +82,7 @@ def _check_scratch(config: Config, model: Gr00tN17Config) -> Iterator[ConfigIssu
     scratch, chunk = model.scratch, config.rollout.chunk_size
     yield from check_without_checkpoint(model, "vlm")
     yield from check_one_robot(model.embodiment_id)
-    yield from check_patches(scratch.image_size, 2 * scratch.patch_size)
+    yield from check_patches(scratch.image_size, scratch.patch_size, joined=2)
     yield from check_horizon(chunk, scratch.action_horizon or chunk, predicts=PREDICTS)
     for name, least in (("vision_size", 4), ("hidden_size", 6), ("action_size", 1)):
         size = getattr(scratch, name)
@@ -103,7 +104,7 @@ def _check_folder(config: Config, model: Gr00tN17Config) -> Iterator[ConfigIssue
         for found in (files.architecture, files.geometry):  # which are read once they are asked for
             assert found is not None
     except PolicyError as error:
-        yield error.issue(_setting(error, model))
+        yield _issue(error, model)
         return
     robot = yield from attempt("model.embodiment_tag", lambda: files.robot)
     if robot is None:
@@ -127,14 +128,21 @@ def _check_prompts(
     except PromptError as error:
         yield ConfigIssue("model.prompt_length", str(error))
     except PolicyError as error:
-        yield error.issue("model.vlm")
+        yield _issue(error, model, "model.vlm")
 
 
-def _setting(error: PolicyError, model: Gr00tN17Config) -> str:
-    """Return the setting that an error is about."""
-    if model.statistics is not None and model.statistics in str(error):
-        return "model.statistics"
-    return "model.vlm" if "vlm" in str(error) else "model.checkpoint"
+def _issue(error: PolicyError, model: Gr00tN17Config, setting: str | None = None) -> ConfigIssue:
+    """Return an error as the fault of a setting, by default of the one that it is about; files of `model.vlm` have the
+    names that they have there."""
+    text = error.message
+    if setting is None and model.statistics is not None and model.statistics in text:
+        setting = "model.statistics"
+    elif setting is None:
+        of_vlm = VLM in text or (model.vlm is not None and model.vlm in text)
+        setting = "model.vlm" if of_vlm else "model.checkpoint"
+    if model.vlm is not None:
+        text = text.replace(f"{VLM}/", f"{Path(model.vlm)}/")
+    return PolicyError(text, error.remedy).issue(setting)
 
 
 def read_by(robot: Robot, state: StateInput) -> Robot:

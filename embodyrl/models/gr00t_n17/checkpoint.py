@@ -34,7 +34,7 @@ from embodyrl.models.gr00t_n17.prompts import PlacedPrompts, new_tokenizer
 from embodyrl.models.gr00t_n17.robots import Robot
 from embodyrl.models.lerobot import ACTION, STATE
 from embodyrl.models.saved import WeightLayout, parse_json, read_json, refuse_other_weights, weight_layout
-from embodyrl.models.vla.folder import CONFIG, CheckpointFolder, as_json, wrong
+from embodyrl.models.vla.folder import CONFIG, CheckpointFolder, as_json, no_config, wrong
 from embodyrl.models.vla.prompts import TOKENIZER
 
 PROCESSOR, STATISTICS, EMBODIMENTS = "processor_config.json", "statistics.json", "embodiment_id.json"
@@ -83,11 +83,12 @@ class CheckpointFiles(CheckpointFolder):
         folder, version = Path(str(config.checkpoint)), VERSIONS[config.name]
         refuse_other_weights(folder)
         if not (folder / CONFIG).is_file():
-            raise PolicyError(f"{folder} holds no {CONFIG}", f"give the folder of a {version.name} checkpoint")
+            raise no_config(folder, f"a {version.name} checkpoint")
         found = _contents(folder, "", PLACES[1], f"{VLM}/")
         if config.vlm is not None:
             found = {name: content for name, content in found.items() if not name.startswith(f"{VLM}/")}
             found |= _read_vlm(Path(config.vlm), version)
+        _check_vlm(found, version, str(config.vlm or folder / VLM))
         files = cls(companions=found, version=version, layout=weight_layout(folder), tag=config.embodiment_tag)
         if not files.of_lerobot:  # whose config.json is the same for all versions
             check_model(files.written, version)
@@ -97,7 +98,22 @@ class CheckpointFiles(CheckpointFolder):
         """Return itself; raises a `PolicyError` if the weights are those of another version."""
         assert self.layout is not None
         refuse_weights(self.layout.all_shapes, self.version.model_type, self.prefix)
+        self._check_words()
         return self
+
+    def _check_words(self) -> None:
+        """Raise a `PolicyError` if the vision-language model has another vocabulary than the weights."""
+        content = self.companions.get(VLM_CONFIG)
+        if content is None or self.layout is None:
+            return
+        ends = ("embed_tokens.weight", "lm_head.weight")
+        words = {shape[0] for name, shape in self.layout.all_shapes.items() if name.endswith(ends)}
+        stated = self.architecture.vlm.text["vocab_size"]
+        if words and stated not in words:
+            raise PolicyError(
+                f"{VLM_CONFIG} states a vocabulary of {stated} tokens (vocab_size), the weights have {max(words)}",
+                self.version.remedy,
+            )
 
     @property
     def prefix(self) -> str:
@@ -132,8 +148,10 @@ class CheckpointFiles(CheckpointFolder):
             PolicyError: a file is missing or damaged, or asks for what is not implemented.
         """
         content = self.companions.get(VLM_CONFIG)
-        vlm = self.version.published if content is None else parse_json(content, VLM_CONFIG)
-        return Architecture.from_config(self.config, vlm, self.version)
+        if content is None:
+            published = f"{self.version.home} (the checkpoint has no {VLM_CONFIG})"
+            return Architecture.from_config(self.config, self.version.published, self.version, published)
+        return Architecture.from_config(self.config, parse_json(content, VLM_CONFIG), self.version)
 
     # --------------------------------------------------------------------------------------------------- processing
 
@@ -233,9 +251,7 @@ class CheckpointFiles(CheckpointFolder):
         tokenizer = {name: self.companions[start + name] for name in names if start + name in self.companions}
         if TOKENIZER not in tokenizer and not {"vocab.json", "merges.txt"} <= tokenizer.keys():
             raise PolicyError(
-                f"the checkpoint has no {start}{TOKENIZER}",
-                f"set model.vlm to the folder of {self.version.home}, with {CONFIG}, preprocessor_config.json and "
-                f"{TOKENIZER} (its weights are not needed)",
+                f"the checkpoint has no {start}{TOKENIZER}", f"{self.version.remedy} (its weights are not needed)"
             )
         formalize = self.processing.settings.get("formalize_language", True)
         if not isinstance(formalize, bool):
@@ -353,7 +369,7 @@ class CheckpointFiles(CheckpointFolder):
             for part, size in (("state", STATE_DIM), ("action", ACTION_DIM))
         }
         horizon = int(version.config["action_horizon"])
-        modalities = _modalities(CAMERAS, horizon)
+        modalities = {**_modalities([], horizon), "video": {}}  # as many images as there are cameras
         settings = {
             "image_target_size": [256, 256],
             "shortest_image_edge": 256,
@@ -362,7 +378,8 @@ class CheckpointFiles(CheckpointFolder):
         }
         content = published_config(version)
         robots = {tag: (numbers, modalities, USUAL_EMBODIMENTS.get(tag, USUAL_EMBODIMENTS[NEW_ROBOT]))}
-        files = cls._new(version, content, version.published, {}, tokenizer.to_str().encode(), settings, robots)
+        pixels = {} if version is N16 else {"size": {"shortest_edge": FEWEST, "longest_edge": MOST}}
+        files = cls._new(version, content, version.published, pixels, tokenizer.to_str().encode(), settings, robots)
         return replace(files, tag=tag)
 
     @classmethod
@@ -416,19 +433,24 @@ def _read_vlm(folder: Path, version: Version) -> dict[str, bytes]:
     """Return the files of a vision-language model."""
     found = {f"{VLM}/{name}": content for name, content in _contents(folder, "").items()} if folder.is_dir() else {}
     if not found:
-        raise PolicyError(
-            f"model.vlm = {str(folder)!r} holds no files of a vision-language model",
-            f"give the folder of {version.home}, with {CONFIG}, preprocessor_config.json and {TOKENIZER}",
-        )
+        raise PolicyError(f"model.vlm = {str(folder)!r} holds no files of a vision-language model", version.remedy)
     return found
+
+
+def _check_vlm(found: Mapping[str, bytes], version: Version, place: str) -> None:
+    """Raise a `PolicyError` if a folder lacks some of the vision-language model's files, but not all."""
+    needed = (VLM_CONFIG,) if version is N16 else (VLM_CONFIG, PREPROCESSOR)
+    lacking = [name.removeprefix(f"{VLM}/") for name in needed if name not in found]
+    if lacking and any(name.startswith(f"{VLM}/") for name in found):
+        raise PolicyError(f"{place} has no {' and no '.join(lacking)}", version.remedy)
 
 
 # ------------------------------------------------------------------------------------------------- without a checkpoint
 
 ROBOT = "simulator"
 """Robot of a model with random weights."""
-STATE_DIM, ACTION_DIM, CAMERAS = 8, 7, ("image", "wrist_image")
-"""Sizes and cameras of public checkpoints for LIBERO."""
+STATE_DIM, ACTION_DIM = 8, 7
+"""Sizes of public checkpoints for LIBERO."""
 
 
 def _modalities(cameras: Sequence[str], horizon: int, *, state: bool = True) -> dict[str, Any]:

@@ -370,6 +370,16 @@ class Version:
     config: Mapping[str, Any]
     """Entries of the published config.json that differ between versions."""
 
+    @property
+    def remedy(self) -> str:
+        """What to do where the vision-language model's files are missing, or those of another model."""
+        files = (
+            "config.json and tokenizer.json"
+            if self is N16
+            else "config.json, preprocessor_config.json and tokenizer.json"
+        )
+        return f"set model.vlm to the folder of {self.home}, with {files}"
+
 
 N17 = Version(
     name="GR00T N1.7",
@@ -487,8 +497,16 @@ class Architecture:
         return self.head.width
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], vlm: Mapping[str, Any], version: Version) -> Architecture:
+    def from_config(
+        cls, config: Mapping[str, Any], vlm: Mapping[str, Any], version: Version, vlm_file: str = VLM_CONFIG
+    ) -> Architecture:
         """Read the contents of config.json and of the vision-language model's own.
+
+        Args:
+            config: contents of config.json.
+            vlm: contents of the vision-language model's.
+            version: of GR00T.
+            vlm_file: where `vlm` is from, for messages.
 
         Raises:
             PolicyError: an entry is missing, or asks for what is not implemented.
@@ -502,13 +520,16 @@ class Architecture:
             if horizon > head.max_positions:
                 raise damaged("action_horizon", horizon, f"at most max_seq_len, {head.max_positions}")
             layers = _size(config, "select_layer")
-            file = VLM_CONFIG
-            backbone = version.vlm.from_config(vlm)
+            file = vlm_file
+            try:
+                backbone = version.vlm.from_config(vlm)
+            except PolicyError as error:
+                raise PolicyError(error.message, version.remedy) from error
             if backbone.text["hidden_size"] != head.width:
                 raise PolicyError(
                     f"{CONFIG} is made for a vision-language model of width {head.width} (backbone_embedding_dim), "
-                    f"{VLM_CONFIG} describes one of width {backbone.text['hidden_size']}",
-                    f"set model.vlm to the folder of {version.home}",
+                    f"that of {vlm_file} has width {backbone.text['hidden_size']}",
+                    version.remedy,
                 )
             file = CONFIG
             if layers > backbone.text["num_hidden_layers"]:

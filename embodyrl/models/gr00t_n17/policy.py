@@ -70,9 +70,11 @@ class Gr00tN17Policy(Gr00tFlow):
             raise PolicyError(f"{issue.message}: {issue.hint}")
         if robot.cameras is None and simulator is not None:
             self.files = self.files.with_cameras(simulator.cameras)
-        self.num_cameras = len((simulator.cameras if simulator is not None else robot.cameras) or ())
-        if not self.num_cameras:
+        cameras = robot.cameras if simulator is None else simulator.cameras
+        if cameras is not None and not cameras:
             raise PolicyError("the model needs images", "set env.cameras")
+        self.num_cameras: int | None = None if cameras is None else len(cameras)
+        """None: the first observation tells, because neither simulator nor checkpoint does."""
         self.frames = robot.frames
         self.embodiment: Embodiment = self.files.embodiment(config.embodiment_id)
         self.network = Gr00tNetwork(sizes) if config.checkpoint is None else Gr00tNetwork.on_meta(sizes)
@@ -102,6 +104,7 @@ class Gr00tN17Policy(Gr00tFlow):
     def prompts_for(self, size: tuple[int, int]) -> PlacedPrompts:
         """Return the prompts about images of a size (height, width)."""
         if size not in self._prompts:
+            assert self.num_cameras is not None, "an observation has been seen"
             images, length = self.num_cameras * self.frames, self.config.prompt_length
             self._prompts[size] = self.files.prompts(size, images, self._tasks, length)
         return self._prompts[size]
@@ -116,7 +119,9 @@ class Gr00tN17Policy(Gr00tFlow):
             PolicyError: images or state are missing, or have another type, shape or number than the model takes.
         """
         device = self.start.device
-        images = check_images(observation.images, self.num_cameras)
+        if self.num_cameras is None and observation.images is not None:
+            self.num_cameras = observation.images.shape[1]
+        images = check_images(observation.images, self.num_cameras or 0)
         prompts = self.prompts_for((images.shape[2], images.shape[3]))
         ids, mask = prompts.batch(observation.task_descriptions)
         places = {"places": prompts.places(ids, mask)} if isinstance(self.network.sizes.vlm, Qwen) else {}

@@ -48,6 +48,7 @@ from embodyrl.models.vla.fits import (
     check_patches,
     check_sizes,
     check_without_checkpoint,
+    file_setting,
     note_executed,
 )
 from embodyrl.models.vla.folder import choose_key
@@ -220,7 +221,7 @@ def _check_folder(config: Config, model: PiConfig) -> Iterator[ConfigIssue]:
         files = CheckpointFiles.read(model)
         architecture = files.architecture(model.name)
     except PolicyError as error:
-        yield error.issue("model.checkpoint")
+        yield error.issue(file_setting(error))
         return
     if files.layout.model not in (None, model.name):
         yield ConfigIssue(
@@ -249,7 +250,7 @@ def _check_prompts(
         prompts = Prompts(read_tokenizer(*files.tokenizer), model.prompt_length or sizes.prompt_length)
     except (PolicyError, MissingPackageError) as error:
         path = "model.checkpoint" if model.tokenizer is None else "model.tokenizer"
-        yield ConfigIssue(path, f"{path}: {error}")
+        yield error.issue(path) if isinstance(error, PolicyError) else ConfigIssue(path, f"{path}: {error}")
         return
     try:
         prompts.check(shown_descriptions(config), written_numbers(model, states, sizes.state_dim))

@@ -40,7 +40,15 @@ from embodyrl.models.pi.config import (
 from embodyrl.models.pi.prompts import Prompts, new_tokenizer, read_tokenizer
 from embodyrl.models.saved import INDEX_FILE, parse_json, refuse_other_weights, weight_shapes
 from embodyrl.models.vla.fits import SimulatorSizes
-from embodyrl.models.vla.folder import CONFIG, ConfiguredFolder, as_json, finite_numbers, impossible, parse_statistics
+from embodyrl.models.vla.folder import (
+    CONFIG,
+    ConfiguredFolder,
+    as_json,
+    finite_numbers,
+    impossible,
+    no_config,
+    parse_statistics,
+)
 
 # ----------------------------------------------------------------------------------------------------- names of weights
 
@@ -115,6 +123,11 @@ class Layout:
 # ---------------------------------------------------------------------------------------------------------------- files
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+PALIGEMMA = (
+    "PaliGemma's is https://storage.googleapis.com/big_vision/paligemma_tokenizer.model, or tokenizer.json of "
+    "google/paligemma-3b-pt-224"
+)
+"""Where the tokenizer is public."""
 OPENPI_FILE, LEROBOT_FILE, NORMALIZER_FILE = "norm_stats.json", "stats.json", "normalizer_processor.safetensors"
 """Files of statistics: openpi's (also under assets/<data set>/), a LeRobotDataset's, and a LeRobot policy's."""
 KEPT = (".json", ".model", "_processor.safetensors")
@@ -155,7 +168,7 @@ class PaliGemmaFiles(ConfiguredFolder):
         folder = Path(str(config.checkpoint))
         refuse_other_weights(folder)
         if not (folder / CONFIG).is_file():
-            raise PolicyError(f"{folder} holds no {CONFIG}", f"give the folder of a {cls.MODELS} checkpoint")
+            raise no_config(folder, f"a {cls.MODELS} checkpoint")
         places = sorted([*folder.glob("*"), *folder.glob("assets/**/*")])
         # Not the index of the weights' files: they are written again, in a number of files of their own.
         paths = [path for path in places if path.name.endswith(KEPT) and path.name != INDEX_FILE and path.is_file()]
@@ -206,8 +219,8 @@ class PaliGemmaFiles(ConfiguredFolder):
             if name in self.companions:
                 return name, self.companions[name]
         raise PolicyError(
-            f"the checkpoint has no {' or '.join(TOKENIZERS)}: put PaliGemma's tokenizer into its folder, or set "
-            "model.tokenizer to that file"
+            f"the checkpoint has no {' or '.join(TOKENIZERS)}",
+            f"put PaliGemma's tokenizer into its folder, or set model.tokenizer to that file; {PALIGEMMA}",
         )
 
 
@@ -272,7 +285,8 @@ class CheckpointFiles(PaliGemmaFiles):
 def _replace(found: Mapping[str, bytes], path: Path, names: tuple[str, ...], setting: str) -> dict[str, bytes]:
     """Return the companions with another file instead of those with these names."""
     if not path.is_file() or not path.name.endswith(names):
-        raise PolicyError(f"{setting} = {str(path)!r} is no file called {' or '.join(names)}")
+        remedy = PALIGEMMA if names == TOKENIZERS else "name such a file"
+        raise PolicyError(f"{setting} = {str(path)!r} is no file called {' or '.join(names)}", remedy)
     kept = {name: content for name, content in found.items() if not name.endswith(names)}
     return kept | {path.name: path.read_bytes()}
 

@@ -30,6 +30,7 @@ from embodyrl.models.vla.fits import (
     check_patches,
     check_sizes,
     check_without_checkpoint,
+    file_setting,
     note_executed,
 )
 
@@ -94,10 +95,11 @@ class Pi0FastInfo(LerobotInfo):
             return
         files = CheckpointFiles.read(model)
         options = with_defaults(model, files)
-        reason = "model.convention" if model.convention is not None else "by the layout of the weights"
+        reason = "model.convention"
+        if model.convention is None:
+            reason = "by the layout of the weights; model.convention changes it"
         yield (
-            f"tokens are in {'LeRobot' if options.convention is Convention.lerobot else 'openpi'}'s order ({reason}; "
-            "model.convention changes it)"
+            f"tokens are in {'LeRobot' if options.convention is Convention.lerobot else 'openpi'}'s order ({reason})"
         )
         ways = ways_of(options, files)
         yield f"states are normalised by {ways['STATE']}, actions by {ways['ACTION']}"
@@ -124,7 +126,7 @@ def _check_folder(config: Config, model: Pi0FastConfig) -> Iterator[ConfigIssue]
         files = CheckpointFiles.read(model)
         sizes = files.architecture
     except PolicyError as error:
-        yield error.issue("model.checkpoint")
+        yield error.issue(file_setting(error))
         return
     if files.layout.has_expert or not files.layout.matrices:
         what = "have an action expert" if files.layout.has_expert else "have no word embedding"
@@ -169,7 +171,7 @@ def _check_tokens(
         text = read_tokenizer(*files.tokenizer)
     except (PolicyError, MissingPackageError) as error:
         path = "model.checkpoint" if model.tokenizer is None else "model.tokenizer"
-        yield ConfigIssue(path, f"{path}: {error}")
+        yield error.issue(path) if isinstance(error, PolicyError) else ConfigIssue(path, f"{path}: {error}")
         return
     source = "model.checkpoint" if model.action_tokenizer is None else "model.action_tokenizer"
     yield from attempt(source, lambda: Vocabulary.of(text, sizes, files.fast.size))

@@ -25,6 +25,12 @@ def attempt(setting: str, make: Callable[[], Found]) -> Generator[ConfigIssue, N
         return None
 
 
+def file_setting(error: PolicyError) -> str:
+    """Return the setting that names the file of an error: the one that its message begins with, else the checkpoint."""
+    first = error.message.partition(" ")[0]
+    return first if first.startswith("model.") else "model.checkpoint"
+
+
 class SimulatorSizes(NamedTuple):
     """Numbers of a simulator's states and actions; None: not known yet."""
 
@@ -56,13 +62,21 @@ def check_without_checkpoint(model: Any, *names: str) -> Iterator[ConfigIssue]:
             )
 
 
-def check_patches(image_size: int, patch_size: int) -> Iterator[ConfigIssue]:
-    """Yield an issue if the images of a new model cannot be cut into patches; both sizes are sides [pixels]."""
-    if image_size % patch_size:
+def check_patches(image_size: int, patch_size: int, *, joined: int = 1) -> Iterator[ConfigIssue]:
+    """Yield an issue if the images of a new model cannot be cut into patches.
+
+    Args:
+        image_size, patch_size: sides [pixels].
+        joined: patches on a side of the square that becomes one token.
+    """
+    unit = joined * patch_size
+    if image_size % unit:
+        squares = f", joined in squares of {joined} x {joined}" if joined > 1 else ""
         yield ConfigIssue(
             "model.scratch.patch_size",
-            f"an image of model.scratch.image_size = {image_size} cannot be cut into patches of {patch_size} pixels",
-            "choose a divisor",
+            f"an image of model.scratch.image_size = {image_size} cannot be cut into patches of {patch_size} pixels"
+            f"{squares}",
+            f"choose a multiple of {unit} for model.scratch.image_size, or other patches",
         )
 
 

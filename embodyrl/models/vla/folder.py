@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,6 +44,18 @@ def wrong(where: str, found: object, expected: str, *, shown: int | None = 60) -
     """Return the error for what is at a place of a file instead of what was expected; the first `shown` characters are
     shown, None: all."""
     return PolicyError(f"{where} is {repr(found)[:shown]}, {expected} was expected", "download it again")
+
+
+def no_config(folder: Path, what: str) -> PolicyError:
+    """Return the error for a folder without config.json; folders in it that have one are named.
+
+    Args:
+        folder: that was given.
+        what: whose folder is wanted, as in `a pi0 checkpoint`.
+    """
+    inner = sorted(str(path.parent) for path in islice(folder.glob(f"*/{CONFIG}"), 100))
+    remedy = f"give the folder of {what}" + (f", such as {' or '.join(inner[:4])}" if inner else "")
+    return PolicyError(f"{folder} holds no {CONFIG}", remedy)
 
 
 def damaged(where: str, found: object, expected: str) -> PolicyError:
