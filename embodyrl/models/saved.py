@@ -379,9 +379,9 @@ REMEDIES = {
 }
 READ = (
     *("*.json", "*.txt", "*.model", "*.yaml", "*heads.safetensors", "*head.safetensors", "steering.safetensors"),
-    "*processor*.safetensors",
+    *("*processor*.safetensors", "lock.safetensors"),
 )
-"""Patterns of what models read or keep beside the weights."""
+"""Patterns of what models read or keep beside the weights, and what `embodyrl verify` reads."""
 ABOUT = ("*.md", "LICENSE*", "NOTICE*", ".*", "*/.*", "*.jinja", "*.png", "*.jpg", "*.gif", "*.mp4", "*.svg", "*.pdf")
 """Patterns of texts and images about a checkpoint."""
 PARTS = ("action_head--*_checkpoint.pt", "proprio_projector--*_checkpoint.pt")
