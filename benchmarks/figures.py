@@ -28,7 +28,9 @@ RESULTS, PAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
 MODELS = {
     "tiny_vla": "OpenVLA-OFT, GRPO",
     "tiny_pi0": "pi0, GRPO",
-    "tiny_gr00t": "GR00T, GRPO",
+    "tiny_pi0_fast": "pi0-FAST, GRPO",
+    "tiny_gr00t": "GR00T N1.5, GRPO",
+    "tiny_gr00t_n17": "GR00T N1.7, GRPO",
     "tiny_smolvla": "SmolVLA, GRPO",
     "tiny_act": "ACT, PPO",
 }
@@ -147,7 +149,7 @@ def soft_actor_critic() -> None:
 
 def overview() -> None:
     """Success of small vision-language-action models before and after reinforcement learning, for the README."""
-    with figure(size=(6.6, 2.9)) as (drawn, axes):
+    with figure(size=(6.6, 3.5)) as (drawn, axes):
         for place, name in enumerate(reversed(MODELS)):
             rows = read(name)["seeds"]
             for label, at, colour in TIMES:

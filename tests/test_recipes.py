@@ -18,6 +18,8 @@ WORK = {
     "OpenVLA-OFT, all weights": ("libero_spatial_grpo_openvla_oft", 4.91, 14.7),
     "pi0.5": ("libero_10_ppo_pi05", 3.07, 3.07),
     "GR00T N1.5": ("libero_spatial_ppo_gr00t", 1.60, 3 * 1.60),
+    "GR00T N1.7": ("libero_spatial_ppo_gr00t_n17", 0.97, 0.90),
+    "pi0-FAST": ("libero_spatial_grpo_pi0_fast", 5.70, 11.5),
     "SmolVLA": ("libero_spatial_grpo_smolvla", 0.52, 0.08),
 }
 """By recipe: experiment, TFLOP of a decision and of a learned sample, as the page has them."""
