@@ -95,6 +95,9 @@ def test_the_published_size_needs_no_files(options: Any) -> None:
     policy: Any = build_weightless(config, SPEC, chunk_size=8)[0]
     assert policy.embodiment == 2 and policy.spec.action_dim == 7
     seen = torch.zeros(1, 3, 256, 256, 3, dtype=torch.uint8)  # of how many cameras, no file says
+    for wrong, why in ((seen[0], "must have shape"), (seen[:, :0], "takes images per observation, got 0")):
+        with pytest.raises(PolicyError, match=why):
+            policy.preprocess(PolicyObservation(images=wrong, task_descriptions=["pick it up"]))
     with Assuming():
         policy.preprocess(PolicyObservation(images=seen, proprio=torch.zeros(1, 8), task_descriptions=["pick it up"]))
     tokens = 3 * (64 if name == "gr00t_n17" else 81)

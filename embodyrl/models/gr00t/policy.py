@@ -120,9 +120,9 @@ class Gr00tPolicy(Gr00tFlow):
             PolicyError: images or state are missing, or have another type, shape or number than the model takes.
         """
         device = self.start.device
-        if self.num_images is None and observation.images is not None:
-            self.expect_images(observation.images.shape[1])
-        images = check_images(observation.images, self.num_images or 0)
+        images = check_images(observation.images, self.num_images)
+        if self.num_images is None:
+            self.expect_images(images.shape[1])
         ids, mask = self.prompts.batch(observation.task_descriptions)
         return {
             "pixel_values": self.images(images, device),
@@ -175,7 +175,8 @@ class Gr00tPolicy(Gr00tFlow):
     def options_to_save(self, config: ModelConfig) -> ModelConfig:
         """See `Policy.options_to_save`; the length of prompts was determined from the tasks."""
         assert isinstance(config, Gr00tConfig)
-        return dataclasses.replace(config, prompt_length=self.prompts.length)
+        length = config.prompt_length if self.num_images is None else self.prompts.length
+        return dataclasses.replace(config, prompt_length=length)
 
     def write_network(self, folder: Path) -> None:
         """See `FlowPolicy.write_network`; NVIDIA's layout."""

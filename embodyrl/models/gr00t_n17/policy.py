@@ -119,9 +119,9 @@ class Gr00tN17Policy(Gr00tFlow):
             PolicyError: images or state are missing, or have another type, shape or number than the model takes.
         """
         device = self.start.device
-        if self.num_cameras is None and observation.images is not None:
-            self.num_cameras = observation.images.shape[1]
-        images = check_images(observation.images, self.num_cameras or 0)
+        images = check_images(observation.images, self.num_cameras)
+        if self.num_cameras is None:
+            self.num_cameras = images.shape[1]
         prompts = self.prompts_for((images.shape[2], images.shape[3]))
         ids, mask = prompts.batch(observation.task_descriptions)
         places = {"places": prompts.places(ids, mask)} if isinstance(self.network.sizes.vlm, Qwen) else {}
@@ -258,8 +258,9 @@ class Gr00tN17Policy(Gr00tFlow):
     def options_to_save(self, config: ModelConfig) -> ModelConfig:
         """See `Policy.options_to_save`; the length of prompts was determined from the tasks."""
         assert isinstance(config, Gr00tN17Config)
-        prompts = None if self._image_size is None else self.prompts_for(self._image_size)
-        length = config.prompt_length if prompts is None else prompts.length
+        length = config.prompt_length
+        if self._image_size is not None:
+            length = self.prompts_for(self._image_size).length
         return dataclasses.replace(config, prompt_length=length)
 
     def write_network(self, folder: Path) -> None:

@@ -22,12 +22,12 @@ from embodyrl.screen import counted
 # --------------------------------------------------------------------------------------------------------- observations
 
 
-def check_images(given: Tensor | None, count: int) -> Tensor:
+def check_images(given: Tensor | None, count: int | None) -> Tensor:
     """Return the images `[B, V, H, W, 3]` of an observation.
 
     Args:
         given: its images.
-        count: `V` that the model takes.
+        count: `V` that the model takes; None: any, but at least one.
 
     Raises:
         PolicyError: images are missing, or have another type, shape or number than the model takes.
@@ -39,8 +39,9 @@ def check_images(given: Tensor | None, count: int) -> Tensor:
         raise PolicyError(f"images must be uint8 (0 .. 255), got {str(images.dtype).removeprefix('torch.')}")
     if images.dim() != 5 or images.shape[-1] != 3:
         raise PolicyError(f"images must have shape [B, V, H, W, 3], got {list(images.shape)}")
-    if images.shape[1] != count:
-        raise PolicyError(f"the model takes {counted(count, 'image')} per observation, got {images.shape[1]}")
+    if not images.shape[1] or count not in (None, images.shape[1]):
+        wanted = "images" if count is None else counted(count, "image")
+        raise PolicyError(f"the model takes {wanted} per observation, got {images.shape[1]}")
     return images
 
 
@@ -52,7 +53,7 @@ def shown_images(given: Tensor | None, cameras: Cameras | None) -> Tensor:
         cameras: the simulator's cameras that show them; None: all, in their order.
     """
     if cameras is None:
-        return check_images(given, 0 if given is None else given.shape[1])
+        return check_images(given, None)
     return check_images(given, len(cameras.used))[:, cameras.order]
 
 
