@@ -137,7 +137,9 @@ class _Checker:
         data = self.settings.data
         remedies = {old: new_name_of(self.schema, data, new) for old, new in renamed_below(data, path)}
         key, here = str(path[-1]), path[:-1]
-        is_ours = (bool(here) or key not in PEERS) and near_match(key, legal, cutoff=0.8) is not None
+        # Two letters that have changed places make a short word less similar than they should.
+        is_near = near_match(key, legal, cutoff=0.8) is not None or sorted(key) in map(sorted, legal)
+        is_ours = (bool(here) or key not in PEERS) and is_near
         is_ours |= here in components() and bool(owners_of(components()[here], key))
         if not remedies and not is_ours:
             remedies = {word: f"in embodyrl: {PEERS[str(word[-1])]}" for word in peers_words(data, path)}

@@ -41,6 +41,7 @@ def edited(word: str, edit: tuple[str, int, str]) -> str:
 @common
 @given(index=st.sampled_from(KEYS), edit=edits)
 @example(index=DATA, edit=("drop", 0, "a"))  # below it stand words of other libraries
+@example(index=DATA, edit=("swap", 0, "a"))
 def test_a_misspelt_key_is_reported_with_its_place(workplace, index, edit):
     key, _, rest = LINES[index].partition(":")
     indent, key = key[: len(key) - len(key.lstrip())], key.lstrip()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1, Signals
@@ -77,7 +77,8 @@ class Started:
     def signal_everyone(self, number: Signals) -> None:
         """Every process that belongs to it, as a batch system or a service manager does."""
         for each in [*programs.children_of(psutil.Process(self.process.pid), recursive=True), self.process]:
-            os.kill(each.pid, number)
+            with suppress(ProcessLookupError):  # it has ended since
+                os.kill(each.pid, number)
 
     @contextmanager
     def simulators_asleep(self) -> Iterator[None]:

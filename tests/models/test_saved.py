@@ -82,8 +82,13 @@ def test_it_is_built_from_its_folder_and_saved_again_byte_for_byte(name: str, tm
         assert (first / each).read_bytes() == (second / each).read_bytes(), each
 
 
-def test_settings_that_point_elsewhere_are_taken_back(saved: tuple[Policy, Path]) -> None:
+def test_settings_that_point_elsewhere_are_taken_back(
+    saved: tuple[Policy, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What an exported policy's card says on how to train it further."""
+    monkeypatch.chdir(tmp_path)
+    Path("elsewhere").mkdir()
+    Path("elsewhere/tokenizer.json").touch()
     made = ["model.statistics=elsewhere/stats.json", "model.tokenizer=elsewhere/tokenizer.json"]
     config = load_config("gym_cartpole", [*TINY, "model.checkpoint=<weights>", *made]).config.model
     settings = own_folder_settings(config, str(saved[1]))
