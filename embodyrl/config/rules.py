@@ -15,7 +15,16 @@ from embodyrl.config.compose import Composed
 from embodyrl.config.infos import MOST_EPISODE_STEPS, InfoError, model_info, simulator_info
 from embodyrl.config.issues import COMMAND_LINE, LEAVE_OUT, ConfigIssue, KeyPath, Location, dotted
 from embodyrl.config.needs import Learns, Needs
-from embodyrl.config.schema import LEFT_OPEN, AlgorithmConfig, Config, Episodes, Observe, ParallelBackend, Schedule
+from embodyrl.config.schema import (
+    BROUGHT,
+    LEFT_OPEN,
+    AlgorithmConfig,
+    Config,
+    Episodes,
+    Observe,
+    ParallelBackend,
+    Schedule,
+)
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
 from embodyrl.files import NO_FOREIGN_ENTRIES, foreign_entry
@@ -658,17 +667,13 @@ def hub_names_are_legal(config: Config) -> Iterator[ConfigIssue]:
             yield ConfigIssue((path,), f"{dotted(path)} = {error.message}", error.remedy)
 
 
-FILES_OF_MODELS = ("adapter", "tokenizer", "action_tokenizer", "statistics", "vlm", "pretrained")
-"""Options of models that name files or folders, beside their weights."""
-
-
 @rule
 def files_beside_the_weights_are_there(config: Config) -> Iterator[ConfigIssue]:
     """Check that options of the model that name other files name those of this machine, also while the weights, beside
     which the model itself looks at them, are still on the hub or not yet named. Statistics may be of demonstrations
     that are yet to be recorded."""
     waits = config.model.checkpoint == LEFT_OPEN or is_hub_name(config.model.checkpoint)
-    for name in FILES_OF_MODELS:
+    for name in BROUGHT[1:]:
         text = str(getattr(config.model, name, None) or "")
         if text and waits and name != "statistics" and not is_hub_name(text) and not Path(text).exists():
             yield ConfigIssue(

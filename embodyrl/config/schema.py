@@ -80,6 +80,8 @@ LONGEST_WAIT_S = 1.0e6
 """Longest wait for a process [s]; the system counts milliseconds in 32 bits."""
 LEFT_OPEN = "<weights>"
 """Placeholder for a value that is given when the config runs."""
+BROUGHT = ("checkpoint", "adapter", "statistics", "tokenizer", "action_tokenizer", "vlm", "pretrained")
+"""Options of models that name files elsewhere; a saved policy has copies of them in its own folder."""
 
 
 class Episodes(StrEnum):

@@ -11,14 +11,14 @@ from embodyrl.config.build import build_section
 from embodyrl.config.check import check_settings
 from embodyrl.config.compose import Settings
 from embodyrl.config.issues import Location
-from embodyrl.config.schema import ModelConfig
+from embodyrl.config.schema import BROUGHT, ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.files import NO_FOREIGN_ENTRIES, foreign_entry
 from embodyrl.hub import Kind, fetch, is_hub_name, parse
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import SteeringConfig, other_steering
 from embodyrl.models.policy import Policy
-from embodyrl.models.saved import BROUGHT, read_description, read_steering
+from embodyrl.models.saved import read_description, read_steering
 from embodyrl.registry import SupportedModel
 from embodyrl.seeding import derive_seed
 

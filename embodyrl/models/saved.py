@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from embodyrl.config.fields import class_at
 from embodyrl.config.renames import convert_options
-from embodyrl.config.schema import ModelConfig, Precision
+from embodyrl.config.schema import BROUGHT, ModelConfig, Precision
 from embodyrl.files import is_plain_name
 from embodyrl.hub import name_of
 from embodyrl.models.errors import PolicyError
@@ -222,8 +222,6 @@ STEERING_FILE = "steering.safetensors"
 """File beside a flow policy's weights: the network that chooses its noise."""
 HEADS_FILE = "heads.safetensors"
 """File beside that folder: weights that were trained in full."""
-BROUGHT = ("checkpoint", "adapter", "statistics", "tokenizer", "vlm", "pretrained")
-"""Options that name files elsewhere; a saved policy has copies of them in its own folder."""
 FREE = ("dtype", "noise_level", "noise_level_end")
 """Options that may differ between runs without a note."""
 

@@ -15,11 +15,11 @@ from typing import Any
 from embodyrl.config import ConfigUse, LoadedConfig, load_config, to_commented_yaml, to_plain
 from embodyrl.config.issues import KeyPath
 from embodyrl.config.plugins import ORIGIN_FILE, claims, read_origin, sign
-from embodyrl.config.schema import Config
+from embodyrl.config.schema import BROUGHT, Config
 from embodyrl.config.values import escape
 from embodyrl.errors import RunError, UserError, near_match, shell_command
 from embodyrl.files import entries_in, is_file, why_no_place, write_whole
-from embodyrl.models.saved import BROUGHT, stands_alone
+from embodyrl.models.saved import stands_alone
 from embodyrl.runner.checkpoint import MANIFEST, POLICY
 from embodyrl.runs import (
     CHECKPOINTS,
