@@ -443,8 +443,8 @@ never read, and the system takes read pages back while other programs fill the m
 that has played the first task in each of its envs. Of two that evaluate one episode only one is reset; those of runs
 play as many tasks as there are resets (OpenVLA resets after each of its one-action episodes). Since then `plan --start`
 measures a process that has played all tasks of which it keeps an environment. `export` merges the adapters, so that
-adapted layers are the process's own. pi0-FAST's answers were cut to 8 tokens of at most 71 (`model.answer_length`), each of which
-reads all weights.
+adapted layers are the process's own. pi0-FAST's answers were cut to 8 tokens of at most 71 (`model.answer_length`),
+each of which reads all weights.
 """
 
 
