@@ -440,8 +440,8 @@ def _gr00t_n17(m: Migration) -> None:
     if m.get(f"{head}.padding_value"):
         m.differ(
             f"{head}.padding_value",
-            "prompts are as long as that of the longest task, which padding would change the actions of; "
-            "model.prompt_length pads them, on the left as NVIDIA's processor does",
+            "prompts are as long as that of the longest task, because padding changes actions; model.prompt_length "
+            "pads them, on the left as NVIDIA's processor does",
         )
     m.write("algorithm.loss.dual_clip", m.number("algorithm.clip_ratio_c", 3.0), "algorithm.clip_ratio_c")
 

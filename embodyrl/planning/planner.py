@@ -491,6 +491,7 @@ class Planner:
             learner=kind,
             algorithm=config.algorithm,
         )
+        # Asked for only now: some policies learn from the first observation how many images there are.
         return Look(
             origin=origin,
             tokens=policy.tokens_per_observation(task_description),

@@ -176,3 +176,13 @@ def test_ids_that_a_plug_in_registers_are_known(tmp_path: Path, monkeypatch: pyt
     wanted = r"no task 'own_ids/Swing-v4' - did you mean 'own_ids/Swing-v3'\? \(versions: own_ids/Swing-v3\)"
     with pytest.raises(ConfigError, match=wanted):
         load_config("gym_pendulum", [*words, "env.tasks=[own_ids/Swing-v4]"], plugin_dir=tmp_path)
+
+
+@pytest.mark.parametrize("weights", ["<weights>", "hf://lerobot/pi0_base"])
+def test_files_beside_weights_that_are_not_here_yet_are_looked_for(weights, tmp_path):
+    """Before anything is downloaded; statistics may be of demonstrations that are yet to be recorded."""
+    given = ["env=gym/pendulum_rgb", "model=pi0", f"model.checkpoint={weights}", "model.statistics=nowhere/stats.json"]
+    with pytest.raises(ConfigError) as caught:
+        load_config("gym_cartpole", [*given, "model.tokenizer=nowhere.json"], use=ConfigUse.elsewhere)
+    assert "model.tokenizer = 'nowhere.json' does not exist" in str(caught.value)
+    assert "stats.json' does not exist" not in str(caught.value)

@@ -499,6 +499,12 @@ FAULTS: dict[str, tuple[Any, tuple[str, ...], str, str]] = {
         "model.vlm: .*vlm has no preprocessor_config.json",
         "set model.vlm to the folder of",
     ),
+    "a folder of folders": (
+        lambda folder: shutil.copytree(folder, folder / "libero_goal") and (folder / "config.json").unlink(),
+        (),
+        "holds no config.json",
+        "give the folder of a GR00T N1.7 checkpoint, such as ",
+    ),
     "another vocabulary": (
         change("vlm/config.json", lambda content: content["text_config"].update(vocab_size=300)),
         (),

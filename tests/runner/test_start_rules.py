@@ -39,7 +39,7 @@ def faults(*settings: str, experiment: str = "gym_pendulum") -> str:
             ["run.dir=/proc/x"],
             "run.dir: /proc/x cannot be made, because /proc ",  # root and others have different reasons
         ),
-        (["run.dir=/proc"], " - choose another run.dir"),  # it exists, and only root may write there
+        (["run.dir=/proc"], "command line: run.dir: /proc "),  # it exists, and only root may write there
         (["run.dir=own"], "own exists already and is never overwritten - choose another run.dir\n"),
         (["env=gym/pendulum_rgb"], "env.cameras = ['render'], but model 'mlp' reads states alone"),
         (

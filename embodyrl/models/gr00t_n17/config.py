@@ -19,6 +19,10 @@ from embodyrl.models.vla.folder import CONFIG, check_real, check_whole, damaged,
 # -------------------------------------------------------------------------------------------------------------- options
 
 
+QWEN_DEVIATION = 0.02
+"""Standard deviation of the first weights of Qwen3."""
+
+
 class Continuation(StrEnum):
     """How real-time chunking makes a chunk go on from the one before."""
 
@@ -56,7 +60,7 @@ class ScratchConfig:
     """Attention heads of every part."""
     action_horizon: int | None = setting(None, low=1)
     """Actions that are denoised together. null: as many as are executed (`rollout.chunk_size`)."""
-    initializer_range: float = setting(0.02, above=0.0, high=1.0)
+    initializer_range: float = setting(QWEN_DEVIATION, above=0.0, high=1.0)
     """Standard deviation of the first weights of the language model."""
 
 
@@ -214,7 +218,7 @@ def _text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     sizes: dict[str, Any] = {key: _count(text, key) for key in TEXT_COUNTS}
     sizes["rms_norm_eps"] = check_real(text["rms_norm_eps"], "rms_norm_eps", above=0.0, below=1.0, file=VLM_CONFIG)
     sizes["rope_theta"] = check_real(theta, "rope_theta", above=1.0, below=1e12, file=VLM_CONFIG)
-    deviation = text.get("initializer_range", 0.02)  # that of Qwen3, and of no effect on weights that are read
+    deviation = text.get("initializer_range", QWEN_DEVIATION)  # of no effect on weights that are read
     sizes["initializer_range"] = check_real(deviation, "initializer_range", above=0.0, below=10.0, file=VLM_CONFIG)
     return sizes
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import shown_descriptions
 from embodyrl.config.schema import Config
-from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowInfo, FlowSizes
 from embodyrl.models.lerobot import PREPROCESSOR, RELATIVE_STEPS, LerobotInfo, Robot, steps_of
@@ -246,11 +245,10 @@ def _check_prompts(
 ) -> Iterator[ConfigIssue]:
     """Yield issues if the tokenizer does not fit the model, or a known task description is too long."""
     states = 0 if robot is None or robot.states is None else len(robot.states)
-    try:
-        prompts = Prompts(read_tokenizer(*files.tokenizer), model.prompt_length or sizes.prompt_length)
-    except (PolicyError, MissingPackageError) as error:
-        path = "model.checkpoint" if model.tokenizer is None else "model.tokenizer"
-        yield error.issue(path) if isinstance(error, PolicyError) else ConfigIssue(path, f"{path}: {error}")
+    path = "model.checkpoint" if model.tokenizer is None else "model.tokenizer"
+    length = model.prompt_length or sizes.prompt_length
+    prompts = yield from attempt(path, lambda: Prompts(read_tokenizer(*files.tokenizer), length))
+    if prompts is None:
         return
     try:
         prompts.check(shown_descriptions(config), written_numbers(model, states, sizes.state_dim))

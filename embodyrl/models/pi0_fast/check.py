@@ -11,7 +11,6 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Learns
 from embodyrl.config.rules import shown_descriptions
 from embodyrl.config.schema import Config
-from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.lerobot import PREPROCESSOR, LerobotInfo, Robot, stated_ways
 from embodyrl.models.pi.check import STATES, incompatibilities, kept_as, read_robot, relative_to_nothing
@@ -167,11 +166,9 @@ def _check_tokens(
 ) -> Iterator[ConfigIssue]:
     """Yield issues if a tokenizer does not fit the model, or a known task description is too long."""
     states = 0 if robot is None or robot.states is None else len(robot.states)
-    try:
-        text = read_tokenizer(*files.tokenizer)
-    except (PolicyError, MissingPackageError) as error:
-        path = "model.checkpoint" if model.tokenizer is None else "model.tokenizer"
-        yield error.issue(path) if isinstance(error, PolicyError) else ConfigIssue(path, f"{path}: {error}")
+    path = "model.checkpoint" if model.tokenizer is None else "model.tokenizer"
+    text = yield from attempt(path, lambda: read_tokenizer(*files.tokenizer))
+    if text is None:
         return
     source = "model.checkpoint" if model.action_tokenizer is None else "model.action_tokenizer"
     yield from attempt(source, lambda: Vocabulary.of(text, sizes, files.fast.size))

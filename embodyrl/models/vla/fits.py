@@ -10,6 +10,7 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import action_dim, state_dim
 from embodyrl.config.schema import Config
 from embodyrl.envs import SimulatorSpec
+from embodyrl.errors import MissingPackageError
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.lerobot import Robot
 
@@ -17,12 +18,15 @@ Found = TypeVar("Found")
 
 
 def attempt(setting: str, make: Callable[[], Found]) -> Generator[ConfigIssue, None, Found | None]:
-    """Return what a call returns; None if it raises a `PolicyError`, which is yielded as the fault of a setting."""
+    """Return what a call returns; None if it raises a `PolicyError` or lacks a package, which is yielded as the fault
+    of a setting."""
     try:
         return make()
     except PolicyError as error:
         yield error.issue(setting)
-        return None
+    except MissingPackageError as error:
+        yield ConfigIssue(setting, f"{setting}: {error}")
+    return None
 
 
 def file_setting(error: PolicyError) -> str:
