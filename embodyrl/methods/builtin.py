@@ -70,6 +70,13 @@ def declare_algorithms() -> None:
         summary="twin delayed deterministic policy gradient: noise of a fixed size in place of an entropy; TD3+BC",
     )
     ALGORITHMS.register(
+        "crossq",
+        target=f"{HERE}.replay.iteration:replayed",
+        options=f"{HERE}.crossq.config:CrossQConfig",
+        learner=f"{HERE}.crossq.learner:CrossedActorCritic",
+        summary="soft actor-critic without target networks: critics with batch renormalisation",
+    )
+    ALGORITHMS.register(
         "iql",
         target=f"{HERE}.replay.iteration:offline_first",
         options=f"{HERE}.iql.config:IQLConfig",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from embodyrl.config import load_config
 from embodyrl.methods.replay.config import CriticsConfig
 from embodyrl.methods.replay.critic_encoder import CODE_SIZE, EYE, LARGEST_SIDE, CriticEncoder
-from embodyrl.methods.replay.critics import critic_weights
+from embodyrl.methods.replay.critics import Critics
 from embodyrl.planning.planner import Limits, Planner, assumed_spec
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
@@ -31,9 +32,11 @@ def test_plans_have_room_for_critics_their_encoder_and_a_policy_that_learns(tmp_
     onlooker = CriticEncoder(spec, 4, seed=1)
     encoder = sum(each.numel() for each in onlooker.parameters())
     assert onlooker.feature_dim == CODE_SIZE + spec.proprio_dim + EYE.image_features and LARGEST_SIDE == 64
-    critics = critic_weights(onlooker.feature_dim + 4 * spec.action_dim, CriticsConfig(hidden_sizes=[32]))
+    inputs = onlooker.feature_dim + 4 * spec.action_dim
+    critics = Critics(inputs, CriticsConfig(hidden_sizes=[32]), torch.Generator())
+    weights = sum(each.numel() for each in critics.parameters())
     need = plan["needs"]["host"]["train"]
-    assert need["critics"] == round(4 * (5 * critics + 4 * encoder) / 2**20, 2)
+    assert need["critics"] == round(4 * (5 * weights + 4 * encoder) / 2**20, 2)
     assert need["gradients"] > 0 and need["optimiser"] > 0, "the policy learns, too"
     row = 64 * 64 * 3 + 4 * (spec.proprio_dim + 4 * spec.action_dim) + 8 + 4 * 5 + 3
     assert need["replay"] == round(100 * row / 2**20, 2), "with the task of each decision"

@@ -16,13 +16,6 @@ from torch.nn.functional import layer_norm, relu
 from embodyrl.methods.replay.config import CriticsConfig
 
 
-def critic_weights(inputs: int, config: CriticsConfig) -> int:
-    """Return the number of weights of all critics together."""
-    sizes = [inputs, *config.hidden_sizes, 1]
-    of_one = sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes))
-    return config.count * (of_one + 2 * sum(config.hidden_sizes) * config.layer_norm)
-
-
 class Critics(nn.Module):
     """Values of chunks of actions, by `E` networks of one shape. All of them are one product of matrices per layer:
     a loop over small networks would take `E` times as long.

@@ -12,7 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,9 @@ from embodyrl.engine.optimizer import Optimizer
 from embodyrl.engine.update_metrics import Metrics
 from embodyrl.envs import SimulatorSpec
 from embodyrl.methods.learner import Learner
-from embodyrl.methods.replay.config import CriticizedAlgorithmConfig, ReplayAlgorithmConfig
+from embodyrl.methods.replay.config import CriticizedAlgorithmConfig, CriticsConfig, ReplayAlgorithmConfig
 from embodyrl.methods.replay.critic_encoder import CriticEncoder
-from embodyrl.methods.replay.critics import Critics, critic_weights
+from embodyrl.methods.replay.critics import Critics
 from embodyrl.methods.replay.statistics import Statistics
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import ActOutput, Inputs, Policy, SoftPolicy
@@ -155,6 +155,8 @@ class CriticLearner(ReplayLearner):
     """
 
     algorithm: CriticizedAlgorithmConfig
+    slow_copies: ClassVar[bool] = True
+    """Whether targets come from slow copies of the critics."""
 
     def __init__(self, engine: HybridEngine, algorithm: AlgorithmConfig, simulator: SimulatorSpec) -> None:
         super().__init__(engine, algorithm, simulator)
@@ -169,10 +171,9 @@ class CriticLearner(ReplayLearner):
         self.size = self.observation_encoder.decision_size
         # On the CPU, so that critics start alike on all devices.
         start = torch.Generator().manual_seed(derive_seed(seed, "critics"))
-        self.critics = Critics(self.observation_encoder.feature_dim + self.size, critics, start).to(device)
-        # Targets come from slow copies: critics that chase their own newest values diverge (Lillicrap et al. 2016,
-        # arXiv:1509.02971, section 3).
-        self.targets = copy.deepcopy(self.critics).requires_grad_(False)
+        self.critics = self.critics_for(self.observation_encoder.feature_dim + self.size, critics, start).to(device)
+        # Critics that chase their own newest values diverge (Lillicrap et al. 2016, arXiv:1509.02971, section 3).
+        self.targets = copy.deepcopy(self.critics).requires_grad_(False) if self.slow_copies else self.critics
         encoder = self.observation_encoder.encoder_parameters()
         # The encoder is stepped with the critics, not with the actor: it learns from the loss of the values alone.
         of_critics = dataclasses.replace(config, lr=config.critic_lr or config.lr, critic_lr=None)
@@ -196,6 +197,11 @@ class CriticLearner(ReplayLearner):
         return policy.encoder_parameters() if shows_critics(policy) else ()
 
     @classmethod
+    def critics_for(cls, inputs: int, config: CriticsConfig, generator: torch.Generator) -> Critics:
+        """Return new critics; see `Critics`."""
+        return Critics(inputs, config, generator)
+
+    @classmethod
     def encoder_for(cls, policy: Policy, simulator: SimulatorSpec, seed: int) -> CriticEncoder | None:
         """Return what critics see with where the policy shows them nothing.
 
@@ -211,7 +217,7 @@ class CriticLearner(ReplayLearner):
         if not isinstance(policy, SoftPolicy):
             return None
         size = policy.feature_dim + policy.decision_size
-        return Critics(size, algorithm.off_policy.critics, torch.Generator())
+        return cls.critics_for(size, algorithm.off_policy.critics, torch.Generator())
 
     @classmethod
     def trial_loss(
@@ -244,8 +250,10 @@ class CriticLearner(ReplayLearner):
         own = 0
         if not shows_critics(policy) and (encoder := cls.encoder_for(policy, simulator, seed)) is not None:
             seeing, own = encoder, sum(each.numel() for each in encoder.parameters())
-        weights = critic_weights(seeing.feature_dim + seeing.decision_size, algorithm.off_policy.critics)
-        return {"critics": 4 * (5 * weights + 4 * own)}
+        inputs = seeing.feature_dim + seeing.decision_size
+        critics = cls.critics_for(inputs, algorithm.off_policy.critics, torch.Generator())
+        weights = sum(each.numel() for each in critics.parameters())
+        return {"critics": 4 * ((4 + cls.slow_copies) * weights + 4 * own)}
 
     @property
     def observation_encoder(self) -> SoftPolicy | CriticEncoder:
@@ -295,7 +303,8 @@ class CriticLearner(ReplayLearner):
 
     def follow(self) -> None:
         """Let the slow copies follow, after every minibatch."""
-        self.targets.follow(self.critics, self._sizes.tau)
+        if self.slow_copies:
+            self.targets.follow(self.critics, self._sizes.tau)
 
     @abstractmethod
     def _learn(self, minibatch: Minibatch, seen: EncodedMinibatch) -> Metrics:
@@ -418,7 +427,7 @@ class CriticLearner(ReplayLearner):
         return {
             "onlooker": {} if self.critic_encoder is None else dict(self.critic_encoder.state_dict()),
             "critics": dict(self.critics.state_dict()),
-            "targets": dict(self.targets.state_dict()),
+            "targets": dict(self.targets.state_dict()) if self.slow_copies else {},
             "optimizers": {name: each.state_dict() for name, each in self._own_optimizers()},
             "choice": self.choice.get_state(),
             "shifts": self.shifts.get_state(),
@@ -432,7 +441,8 @@ class CriticLearner(ReplayLearner):
         if self.critic_encoder is not None:
             self.critic_encoder.load_state_dict(state["onlooker"])
         self.critics.load_state_dict(state["critics"])
-        self.targets.load_state_dict(state["targets"])
+        if self.slow_copies:
+            self.targets.load_state_dict(state["targets"])
         for name, each in self._own_optimizers():
             each.load_state_dict(state["optimizers"][name])
         restore_stream(self.shifts, state["shifts"])

@@ -99,20 +99,26 @@ class SoftActorCritic(CriticLearner):
         # old decisions.
         with torch.no_grad():
             actions, logprobs = self.policy.draw(seen.following, noise)
-            targets = soft_targets(
-                seen.returns,
-                seen.factors,
-                self.targets(seen.following, actions, self._subset()),
-                logprobs,
-                temperature=self.log_temperature.exp(),
-                entropy=settings.temperature.in_target,
-            )
-        values = self.critics(seen.encoded, seen.actions)
+        values, following = self._values(seen, actions)
+        targets = soft_targets(
+            seen.returns,
+            seen.factors,
+            following,
+            logprobs,
+            temperature=self.log_temperature.detach().exp(),
+            entropy=settings.temperature.in_target,
+        )
         losses = critic_losses(values, targets)
         loss = self._step(optimizer, losses, minibatch)
         if loss is None:
             return {}
         return {"critic_loss": loss} | self._value_metrics(values.detach(), seen, minibatch)
+
+    def _values(self, seen: EncodedMinibatch, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values `[E, M]` of decisions, and without a gradient those of the `actions [M, N]` that follow."""
+        with torch.no_grad():
+            following = self.targets(seen.following, actions, self._subset())
+        return self.critics(seen.encoded, seen.actions), following
 
     def _learn_actor(self, minibatch: Minibatch, seen: EncodedMinibatch, noise: Tensor) -> Metrics:
         """Step the policy towards actions of a higher value, and the temperature; `noise` `[M, N]` is that of the

@@ -1,0 +1,1 @@
+"""CrossQ (Bhatt et al. 2024)."""
