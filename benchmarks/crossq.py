@@ -1,9 +1,10 @@
 """Compare CrossQ with soft actor-critic at equal env steps, and their seconds, on tasks that do and do not suit it.
 
-    python benchmarks/crossq.py --work DIR [--tasks pendulum reach swingup] [--seeds 1 2 3]   # benchmarks/results/crossq.json
+    python benchmarks/crossq.py --work DIR [--tasks pendulum reach] [--seeds 1 2 3]    # benchmarks/results/crossq.json
 
-Both have the same networks, rates, minibatches and number of updates; `wide` is CrossQ as its authors have it, with critics
-four times as wide and Adam's first moment at 0.5. Runs of a seed follow each other, so that their seconds compare.
+Both have the same networks, rates, minibatches and number of updates; `wide` is CrossQ as its authors have it, with
+critics four times as wide and Adam's first moment at 0.5. Runs of a seed follow each other, so that their seconds
+compare.
 """
 
 from __future__ import annotations

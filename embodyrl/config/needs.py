@@ -23,6 +23,8 @@ class Learns(StrEnum):
     """Its supervised loss (`Policy.sft_loss`): any model and any kind of action will do."""
     weighted_imitation = "weighted_imitation"
     """Its supervised loss, in which each sample has a weight (`ModelEntry.weighs`)."""
+    velocity = "velocity"
+    """The velocity of a flow policy between its actions and noise (`FlowPolicy.match`); actions need no log-probs."""
     noise = "noise"
     """The noise of a flow policy, which stays as it is (`models.flow.config.FlowInfo`)."""
 

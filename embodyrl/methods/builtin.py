@@ -36,6 +36,18 @@ def declare_algorithms() -> None:
         critic=False,
         summary="self-referential: failures get reward by their distance to the batch's own successes",
     )
+    for name, kind, learner, summary in (
+        ("nft", "NFTConfig", "NegativeAware", "negative-aware fine-tuning of flow policies, no log-probs"),
+        ("fpo", "FPOConfig", "FlowPolicyOptimization", "flow policy optimisation: ratios of flow-matching errors"),
+    ):
+        ALGORITHMS.register(
+            name,
+            target=f"{of_newest}:grpo",
+            options=f"{HERE}.{name}.config:{kind}",
+            learner=f"{HERE}.{name}.learner:{learner}",
+            critic=False,
+            summary=summary,
+        )
     ALGORITHMS.register(
         "sft",
         target=f"{HERE}.sft.iteration:sft",

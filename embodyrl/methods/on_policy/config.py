@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyConfig(RewardedConfig):
-    """Learning from the newest rollout: PPO, GRPO and their kin, which differ in advantage, loss, reward and filter."""
+class NewestConfig(RewardedConfig):
+    """Learning from the newest rollout, a few epochs long, by the advantages of its chunks."""
 
     filter: FilterConfig = component(FilterConfig)
     """Groups to learn from: none (no filter, all groups), zero_variance (drops groups whose episodes have equal
@@ -45,11 +45,106 @@ class OnPolicyConfig(RewardedConfig):
     advantage: AdvantageConfig = component(AdvantageConfig)
     """Advantage estimator: gae (with a critic), grpo (relative to other episodes), reinforce_pp (the return), raw (the
     reward)."""
+    normalize_advantages: bool = setting(True)
+    """Scale the batch's advantages to mean 0 and standard deviation 1 before the update."""
+    aggregation: Aggregation = setting(Aggregation.token_mean)
+    """Reduction of the loss. token_mean: mean over all units that are compared (logprob_level, chunks otherwise). The
+    others are means over episodes: of the episode's sum (seq_mean_token_sum), of its mean (seq_mean_token_mean), or of
+    its sum divided by the length of the longest possible episode (seq_mean_token_sum_norm)."""
+    epochs: int = setting(4, low=1)
+    """Epochs of the update over each rollout."""
+    minibatches: int = setting(4, low=1)
+    """Minibatches, and so optimizer steps, per epoch; num_envs * num_chunks must be a multiple. batch_size in SB3 is
+    num_envs * num_chunks / minibatches."""
+
+    @property
+    def family(self) -> str:
+        """See `AlgorithmConfig`."""
+        return "on_policy"
+
+    @property
+    def compared_levels(self) -> tuple[Level, RewardLevel]:
+        """Unit of what the loss compares, and of the rewards that advantages are estimated from."""
+        return Level.chunk, RewardLevel.chunk
+
+    def check(self, config: Config) -> Iterator[ConfigIssue]:
+        """See `AlgorithmConfig`."""
+        from embodyrl.methods.on_policy import rules  # which read this class
+
+        yield from rules.check_newest(config, self)
+
+    def check_stages(self, config: Config, stages: Sequence[Stage]) -> Iterator[ConfigIssue]:
+        """See `AlgorithmConfig`; also that they fit the filter and the advantage."""
+        from embodyrl.methods.on_policy import rules
+
+        yield from rules.check_stages(config, self, stages)
+
+    def parts(self) -> Mapping[str, Any]:
+        """See `AlgorithmConfig`."""
+        return {"reward": self.reward, "filter": self.filter, "advantage": self.advantage}
+
+    def batches(self, config: Config) -> IterationSize:
+        """See `AlgorithmConfig`."""
+        rollout = config.rollout
+        decisions = rollout.num_chunks * config.env.num_envs * rollout.episodes_per_slot
+        return IterationSize(
+            decisions=decisions,
+            steps=self.epochs * self.minibatches,
+            minibatch=ceil(decisions / self.minibatches),
+            passes=self.epochs,
+        )
+
+    def describe(self, config: Config) -> str:
+        """See `AlgorithmConfig`."""
+        rollout = config.rollout
+        chunks = rollout.num_chunks * config.env.num_envs * rollout.episodes_per_slot
+        episodes = f" x {rollout.episodes_per_slot} episodes" if rollout.episodes_per_slot > 1 else ""
+        late = f" {counted(rollout.delay, 'step')} late" if rollout.delay else ""
+        return (
+            f"{self.name} ({self._names()})   {counted(config.run.iterations, 'iteration')} of "
+            f"{counted(rollout.num_chunks, 'chunk')} x {counted(config.env.num_envs, 'env')}{episodes}, "
+            f"chunks of {counted(rollout.chunk_size, 'action')}{late}, "
+            f"{counted(self.epochs, 'epoch')} in minibatches of {chunks // self.minibatches}"
+        )
+
+    def _names(self) -> str:
+        """Return the names of the components that make the method what it is."""
+        return self.advantage.name
+
+    def common(self, config: Config) -> Sequence[str]:
+        """See `AlgorithmConfig`."""
+        return ("rollout.group_size", "algorithm.epochs", "algorithm.minibatches")
+
+    def smallest(self) -> Mapping[str, Any]:
+        """See `AlgorithmConfig`."""
+        return {"algorithm.minibatches": 1, "algorithm.epochs": 1}
+
+    def why_idle(self, metrics: Mapping[str, float]) -> Idleness | None:
+        """See `AlgorithmConfig`."""
+        if "train/epochs" not in metrics:
+            return None
+        if not metrics.get("env/episodes", 1.0):
+            return Idleness("no episode has ended", "more rollout.num_chunks, or a shorter env.max_episode_steps")
+        kept = ""
+        success = f" (success {metrics['env/success_once']:.2f})" if "env/success_once" in metrics else ""
+        if "filter/groups_kept" in metrics:
+            collected = metrics["filter/groups_collected"]
+            kept = f" ({metrics['filter/groups_kept']:.0f} of {collected:.0f} groups were kept)"
+        return Idleness(
+            f"the episodes of each group end alike{success}{kept}",
+            "start from a policy that sometimes succeeds (model.checkpoint), choose easier tasks, or a reward that "
+            "distinguishes episodes (algorithm.reward=dense)",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyConfig(NewestConfig):
+    """Learning from the newest rollout by log-probs: PPO, GRPO and their kin, which differ in advantage, loss, reward
+    and filter."""
+
     reward_level: RewardLevel = setting(RewardLevel.chunk)
     """chunk: a chunk's rewards are summed and its actions share one advantage. action: every action has its own reward
     and advantage (only reinforce_pp and raw, since a critic predicts values of chunks)."""
-    normalize_advantages: bool = setting(True)
-    """Scale the batch's advantages to mean 0 and standard deviation 1 before the update."""
     loss: LossConfig = component(LossConfig)
     """Policy loss: ppo, decoupled_ppo (for chunks of an older policy), cpgd (without a probability ratio), gspo (ratios
     of whole episodes)."""
@@ -60,15 +155,6 @@ class OnPolicyConfig(RewardedConfig):
     logprob_level: Level = setting(Level.chunk)
     """Unit of probability ratios, the KL penalty and the entropy bonus: a whole chunk, an action of the chunk (action),
     or an action dim or token of the action (token)."""
-    aggregation: Aggregation = setting(Aggregation.token_mean)
-    """Reduction of the loss. token_mean: mean over all valid units of logprob_level. The others are means over
-    episodes: of the episode's sum (seq_mean_token_sum), of its mean (seq_mean_token_mean), or of its sum divided by the
-    length of the longest possible episode (seq_mean_token_sum_norm)."""
-    epochs: int = setting(4, low=1)
-    """Epochs of the update over each rollout."""
-    minibatches: int = setting(4, low=1)
-    """Minibatches, and so optimizer steps, per epoch; num_envs * num_chunks must be a multiple. batch_size in SB3 is
-    num_envs * num_chunks / minibatches."""
     proximal: Proximal = setting(Proximal.recompute)
     """Proximal policy of losses that clip ratios around one (decoupled_ppo). recompute: the policy at the start of the
     update, by a forward pass. loglinear: interpolated between the policy that acted and the current one, by their
@@ -92,9 +178,9 @@ class OnPolicyConfig(RewardedConfig):
     """Stop an update's epochs once the approximate KL to the rollout policy exceeds this [nats]; null: never."""
 
     @property
-    def family(self) -> str:
-        """See `AlgorithmConfig`."""
-        return "on_policy"
+    def compared_levels(self) -> tuple[Level, RewardLevel]:
+        """See `NewestConfig`."""
+        return self.logprob_level, self.reward_level
 
     def needs(self, config: Config) -> Needs:
         """See `AlgorithmConfig`."""
@@ -107,15 +193,10 @@ class OnPolicyConfig(RewardedConfig):
 
     def check(self, config: Config) -> Iterator[ConfigIssue]:
         """See `AlgorithmConfig`."""
-        from embodyrl.methods.on_policy import rules  # which read this class
-
-        yield from rules.check(config, self)
-
-    def check_stages(self, config: Config, stages: Sequence[Stage]) -> Iterator[ConfigIssue]:
-        """See `AlgorithmConfig`; also that they fit the filter and the advantage."""
         from embodyrl.methods.on_policy import rules
 
-        yield from rules.check_stages(config, self, stages)
+        yield from super().check(config)
+        yield from rules.check(config, self)
 
     def notes(self, config: Config) -> list[str]:
         """See `AlgorithmConfig`."""
@@ -129,27 +210,12 @@ class OnPolicyConfig(RewardedConfig):
 
     def batches(self, config: Config) -> IterationSize:
         """See `AlgorithmConfig`."""
-        rollout = config.rollout
-        decisions = rollout.num_chunks * config.env.num_envs * rollout.episodes_per_slot
-        return IterationSize(
-            decisions=decisions,
-            steps=self.epochs * self.minibatches,
-            minibatch=ceil(decisions / self.minibatches),
-            passes=self.epochs + (self.kl_coef > 0) + (self.old_logprobs is OldLogprobs.recompute),
-        )
+        again = (self.kl_coef > 0) + (self.old_logprobs is OldLogprobs.recompute)
+        return replace(super().batches(config), passes=self.epochs + again)
 
-    def describe(self, config: Config) -> str:
-        """See `AlgorithmConfig`."""
-        rollout = config.rollout
-        chunks = rollout.num_chunks * config.env.num_envs * rollout.episodes_per_slot
-        episodes = f" x {rollout.episodes_per_slot} episodes" if rollout.episodes_per_slot > 1 else ""
-        late = f" {counted(rollout.delay, 'step')} late" if rollout.delay else ""
-        return (
-            f"{self.name} ({self.advantage.name}, {self.loss.name})   {counted(config.run.iterations, 'iteration')} of "
-            f"{counted(rollout.num_chunks, 'chunk')} x {counted(config.env.num_envs, 'env')}{episodes}, "
-            f"chunks of {counted(rollout.chunk_size, 'action')}{late}, "
-            f"{counted(self.epochs, 'epoch')} in minibatches of {chunks // self.minibatches}"
-        )
+    def _names(self) -> str:
+        """See `NewestConfig`."""
+        return f"{self.advantage.name}, {self.loss.name}"
 
     def common(self, config: Config) -> Sequence[str]:
         """See `AlgorithmConfig`."""
@@ -157,10 +223,6 @@ class OnPolicyConfig(RewardedConfig):
             *("rollout.group_size", "algorithm.epochs", "algorithm.minibatches", "algorithm.advantage.gae_lambda"),
             *("algorithm.loss.clip_high", "algorithm.entropy_coef", "algorithm.kl_coef"),
         )
-
-    def smallest(self) -> Mapping[str, Any]:
-        """See `AlgorithmConfig`."""
-        return {"algorithm.minibatches": 1, "algorithm.epochs": 1}
 
     def why_idle(self, metrics: Mapping[str, float]) -> Idleness | None:
         """See `AlgorithmConfig`."""
@@ -170,20 +232,7 @@ class OnPolicyConfig(RewardedConfig):
                 f"algorithm.target_kl = {self.target_kl:g}",
                 "algorithm.old_logprobs=recompute takes rounding out of it; else raise algorithm.target_kl",
             )
-        if "train/epochs" not in metrics:
-            return None
-        if not metrics.get("env/episodes", 1.0):
-            return Idleness("no episode has ended", "more rollout.num_chunks, or a shorter env.max_episode_steps")
-        kept = ""
-        success = f" (success {metrics['env/success_once']:.2f})" if "env/success_once" in metrics else ""
-        if "filter/groups_kept" in metrics:
-            collected = metrics["filter/groups_collected"]
-            kept = f" ({metrics['filter/groups_kept']:.0f} of {collected:.0f} groups were kept)"
-        return Idleness(
-            f"the episodes of each group end alike{success}{kept}",
-            "start from a policy that sometimes succeeds (model.checkpoint), choose easier tasks, or a reward that "
-            "distinguishes episodes (algorithm.reward=dense)",
-        )
+        return super().why_idle(metrics)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ Shapes: `M` chunks of a minibatch, `C` actions of a chunk.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ from embodyrl.engine.minibatch import (
 from embodyrl.engine.update_metrics import Step, Total, mean_kl, metrics_of, nothing_of
 from embodyrl.envs import SimulatorSpec
 from embodyrl.methods.learner import Learner
-from embodyrl.methods.on_policy.config import OnPolicyConfig
+from embodyrl.methods.on_policy.config import NewestConfig, OnPolicyConfig
 from embodyrl.methods.on_policy.scoring import add_logprobs
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Policy
 from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, LOSSES
@@ -42,20 +43,25 @@ from embodyrl.tracking.clock import Phase
 if TYPE_CHECKING:  # importing it takes a while
     from tensordict import TensorDictBase
 
+    from embodyrl.rollout.batch import TrajectoryBatch
 
-class OnPolicyLearner(Learner):
-    """Learns from a batch of the newest rollout, by the loss, advantage, reward and filter that the config names.
+
+class NewestLearner(Learner):
+    """Learns from a batch of the newest rollout, by the advantage, reward and filter that the config names. A subclass
+    adds the loss.
 
     Args:
         engine, simulator: see `Learner`.
         algorithm: the method's settings.
     """
 
-    algorithm: OnPolicyConfig
+    algorithm: NewestConfig
+    whole_episodes = False
+    """Whether the loss compares episodes, so that none may be cut."""
 
     def __init__(self, engine: HybridEngine, algorithm: AlgorithmConfig, simulator: SimulatorSpec) -> None:
         super().__init__(engine, algorithm, simulator)
-        assert isinstance(algorithm, OnPolicyConfig), "its registration says so"
+        assert isinstance(algorithm, NewestConfig), "its registration says so"
         reward = algorithm.reward
         self.encoder: Callable[..., Tensor] | None = None
         """Of episodes, for a reward that names `embeddings`."""
@@ -67,26 +73,23 @@ class OnPolicyLearner(Learner):
             ADVANTAGES.load(algorithm.advantage.name), algorithm.advantage
         )
         """Estimates advantages and returns, `[K, B]`, or `[K*C, B]` with `algorithm.reward_level: action`."""
-        self.loss: Bound[LossOutput] = Bound(LOSSES.load(algorithm.loss.name), algorithm.loss)
-        self.whole_episodes = self.loss.takes("sequence")
-        """Whether the loss compares episodes, so that none may be cut."""
 
-    @classmethod
-    def trial_loss(
-        cls,
-        algorithm: AlgorithmConfig,
-        policy: Policy,
-        beside: nn.Module | None,
-        inputs: Inputs,
-        decision: ActOutput,
-    ) -> Tensor:
-        """See `Learner`."""
-        assert isinstance(algorithm, OnPolicyConfig), "its registration says so"
-        output = policy.evaluate(inputs, dict(decision.trace))
-        loss = output.logprobs.float().sum() + output.entropy.float().sum()
-        if algorithm.value_coef > 0.0 and output.values is not None:
-            loss = loss + output.values.float().sum()
-        return loss
+    def learns_without_advantages(self, batch: TrajectoryBatch) -> bool:
+        """Return whether a batch in which all advantages are 0 has a gradient all the same."""
+        return False
+
+    def begin(self, columns: Columns, task_descriptions: Sequence[str], drawn: Drawn) -> None:
+        """Add columns that every epoch needs, such as what the policy at the start of the update says.
+
+        Args:
+            columns: of the batch `[M, ...]`.
+            task_descriptions: see `update`.
+            drawn: minibatches of the first epoch.
+        """
+
+    def is_too_far(self, step: Step) -> bool:
+        """Return whether the policy has moved so far that a step is not made, and ends the update."""
+        return False
 
     def update(self, batch: TensorDictBase, task_descriptions: Sequence[str]) -> dict[str, float]:
         """Learn from a batch: `algorithm.epochs` passes over it in shuffled minibatches, an optimiser step for each.
@@ -101,7 +104,7 @@ class OnPolicyLearner(Learner):
         Returns:
             Metrics, each the mean over the optimiser steps taken.
         """
-        engine, target_kl = self.engine, self.algorithm.target_kl
+        engine = self.engine
         history: list[Step] = []
         epochs, too_far = 0, False
         with engine.train_mode(), engine.clock.measure(Phase.train), ExitStack() as under_way:
@@ -111,9 +114,9 @@ class OnPolicyLearner(Learner):
             # large and larger: they wait for their micro-batch.
             if "images" not in columns and not engine.micro_batches.fetches(columns, "images"):
                 columns["inputs"] = engine.prepare(observation_from(columns, task_descriptions))
-            # The first epoch's minibatches are drawn early, because log-probs are recomputed in their parts.
+            # The first epoch's minibatches are drawn early, because some things are computed in their parts.
             drawn = self._draw_minibatches(columns)
-            add_logprobs(self, columns, task_descriptions, drawn)
+            self.begin(columns, task_descriptions, drawn)
 
             progress = under_way.enter_context(task("learning", self.algorithm.epochs * len(drawn), "minibatches"))
             for epoch in range(self.algorithm.epochs):
@@ -122,9 +125,7 @@ class OnPolicyLearner(Learner):
                 for minibatch, share in self.minibatches(columns, drawn):
                     progress.advance()
                     step = self._backward(minibatch, task_descriptions, share)
-                    # Early stopping as in OpenAI's Spinning Up: the KL divergence is that before this step, which
-                    # would lead still farther away and is not made. The GPU is waited for only if a target is set.
-                    if target_kl is not None and float(mean_kl(step, self.ranks)) > target_kl:
+                    if self.is_too_far(step):
                         history.append(step)
                         too_far = True
                         break
@@ -178,15 +179,74 @@ class OnPolicyLearner(Learner):
         loss = torch.stack([total.loss for total in totals]).sum()
         return Step(totals=totals, loss=self.ranks.sum(loss))
 
+    @abstractmethod
     def _loss(self, part: Columns, task_descriptions: Sequence[str], share: float, decisions: int) -> Total:
-        """Compute policy loss + KL penalty - entropy bonus + value loss (Schulman et al. 2017, eq. 9; the KL penalty as
-        in Shao et al. 2024, eq. 3) of a minibatch or of a part of it.
+        """Compute the loss of a minibatch or of a part of it.
 
         Args:
             part: some rows of the batch's columns.
             task_descriptions: see `update`.
             share: of the minibatch in the batch; `weights` are such that the sum over the whole batch is the loss.
             decisions: chunks in the minibatch.
+        """
+
+    def _inputs(self, part: Columns, task_descriptions: Sequence[str]) -> Inputs:
+        """Return the policy's inputs, preprocessed now unless they were for the whole batch."""
+        inputs: Inputs | None = part.get("inputs")
+        return self.engine.prepare(observation_from(part, task_descriptions)) if inputs is None else inputs
+
+
+class OnPolicyLearner(NewestLearner):
+    """Learns from a batch of the newest rollout by its log-probs, with the loss that the config names.
+
+    Args:
+        engine, simulator: see `Learner`.
+        algorithm: the method's settings.
+    """
+
+    algorithm: OnPolicyConfig
+
+    def __init__(self, engine: HybridEngine, algorithm: AlgorithmConfig, simulator: SimulatorSpec) -> None:
+        super().__init__(engine, algorithm, simulator)
+        settings = self.algorithm.loss
+        self.loss: Bound[LossOutput] = Bound(LOSSES.load(settings.name), settings)
+        self.whole_episodes = self.loss.takes("sequence")
+
+    @classmethod
+    def trial_loss(
+        cls,
+        algorithm: AlgorithmConfig,
+        policy: Policy,
+        beside: nn.Module | None,
+        inputs: Inputs,
+        decision: ActOutput,
+    ) -> Tensor:
+        """See `Learner`."""
+        assert isinstance(algorithm, OnPolicyConfig), "its registration says so"
+        output = policy.evaluate(inputs, dict(decision.trace))
+        loss = output.logprobs.float().sum() + output.entropy.float().sum()
+        if algorithm.value_coef > 0.0 and output.values is not None:
+            loss = loss + output.values.float().sum()
+        return loss
+
+    def learns_without_advantages(self, batch: TrajectoryBatch) -> bool:
+        """See `NewestLearner`: a critic, the KL penalty and the entropy bonus do."""
+        return "values" in batch or self.algorithm.kl_coef > 0 or self.algorithm.entropy_coef > 0
+
+    def begin(self, columns: Columns, task_descriptions: Sequence[str], drawn: Drawn) -> None:
+        """See `NewestLearner`."""
+        add_logprobs(self, columns, task_descriptions, drawn)
+
+    def is_too_far(self, step: Step) -> bool:
+        """See `NewestLearner`. Early stopping as in OpenAI's Spinning Up: the KL divergence is that before this step,
+        which would lead still farther away."""
+        # The GPU is waited for only if a target is set.
+        target = self.algorithm.target_kl
+        return target is not None and float(mean_kl(step, self.ranks)) > target
+
+    def _loss(self, part: Columns, task_descriptions: Sequence[str], share: float, decisions: int) -> Total:
+        """Compute policy loss + KL penalty - entropy bonus + value loss (Schulman et al. 2017, eq. 9; the KL penalty as
+        in Shao et al. 2024, eq. 3); see `NewestLearner`.
         """
         settings = self.algorithm
         logprobs, evaluated = self.logprobs(self.policy, part, task_descriptions)
@@ -240,8 +300,3 @@ class OnPolicyLearner(Learner):
         with self.engine.computing:
             evaluated = policy.evaluate(inputs, part["trace"])
         return logprobs_at_level(self.algorithm.logprob_level, evaluated.logprobs, part["executed"]), evaluated
-
-    def _inputs(self, part: Columns, task_descriptions: Sequence[str]) -> Inputs:
-        """Return the policy's inputs, preprocessed now unless they were for the whole batch."""
-        inputs: Inputs | None = part.get("inputs")
-        return self.engine.prepare(observation_from(part, task_descriptions)) if inputs is None else inputs

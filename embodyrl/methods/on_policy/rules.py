@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.rules import divisors, fact
@@ -16,27 +17,44 @@ from embodyrl.config.schema import (
     RewardLevel,
     RolloutMode,
 )
-from embodyrl.methods.on_policy.config import OnPolicyConfig
+from embodyrl.methods.on_policy.config import NewestConfig, OnPolicyConfig
 from embodyrl.pipelines.pipeline import Stage
-from embodyrl.registry import ADVANTAGES, ALGORITHMS, FILTERS, LOSSES, REWARDS, STAGES, SupportedModel, load_target
+from embodyrl.registry import (
+    ADVANTAGES,
+    ALGORITHMS,
+    FILTERS,
+    LOSSES,
+    REWARDS,
+    STAGES,
+    Registry,
+    SupportedModel,
+    load_target,
+)
 
 
-def check(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+def check_newest(config: Config, algorithm: NewestConfig) -> Iterator[ConfigIssue]:
     """Check the settings of a method that learns from its newest rollout."""
     for rule in (
         _groups_are_compared,
         _whole_episodes_are_collected,
         _collections_wait_for_a_filter,
+        _stages_fit_advantage,
+        _bootstrap_has_critic,
+        _model_has_critic,
+        _batch_splits_into_minibatches,
+    ):
+        yield from rule(config, algorithm)
+
+
+def check(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check the settings of a method that learns by log-probs besides."""
+    for rule in (
         _behaviour_policy_is_known,
         _async_rollouts_can_be,
         _rewards_of_actions_are_used,
         _levels_fit_model,
-        _stages_fit_advantage,
-        _bootstrap_has_critic,
         _value_loss_has_critic,
-        _model_has_critic,
         _micro_batches_hold_whole_episodes,
-        _batch_splits_into_minibatches,
     ):
         yield from rule(config, algorithm)
 
@@ -62,7 +80,7 @@ def notes(config: Config, algorithm: OnPolicyConfig) -> list[str]:
     ]
 
 
-def _comparing(settings: OnPolicyConfig) -> str | None:
+def _comparing(settings: NewestConfig) -> str | None:
     """Return the component that compares the episodes of a group, as text; None if there is none or it is unknown."""
     if fact(FILTERS, settings.filter.name, "group"):
         return f"filter {settings.filter.name!r}"
@@ -72,7 +90,7 @@ def _comparing(settings: OnPolicyConfig) -> str | None:
     return None
 
 
-def _groups_are_compared(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+def _groups_are_compared(config: Config, algorithm: NewestConfig) -> Iterator[ConfigIssue]:
     """Check that there are groups if a component compares their episodes, and only then."""
     name, size, comparing = algorithm.advantage.name, config.rollout.group_size, _comparing(algorithm)
     if comparing is not None and size == 1:
@@ -91,18 +109,18 @@ def _groups_are_compared(config: Config, algorithm: OnPolicyConfig) -> Iterator[
         )
 
 
-def _whole_episodes_are_collected(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+def _whole_episodes_are_collected(config: Config, algorithm: NewestConfig) -> Iterator[ConfigIssue]:
     """Check that components that need whole episodes get them."""
     if config.rollout.episodes is Episodes.whole:
         return
-    settings = algorithm
-    wanting = {
-        "advantage": (settings.advantage.name, fact(ADVANTAGES, settings.advantage.name, "whole")),
-        "reward": (settings.reward.name, fact(REWARDS, settings.reward.name, "whole")),
-        "loss": (settings.loss.name, fact(LOSSES, settings.loss.name, "whole")),
-        "filter": (settings.filter.name, fact(FILTERS, settings.filter.name, "group")),
+    wanting: dict[str, tuple[Registry[Any], str]] = {
+        "advantage": (ADVANTAGES, "whole"),
+        "reward": (REWARDS, "whole"),
+        "loss": (LOSSES, "whole"),
+        "filter": (FILTERS, "group"),
     }
-    named = {key: name for key, (name, wants) in wanting.items() if wants}
+    names = {key: part.name for key, part in algorithm.parts().items() if key in wanting}
+    named = {key: name for key, name in names.items() if fact(wanting[key][0], name, wanting[key][1])}
     if named:
         yield ConfigIssue(
             ("rollout.episodes", *(f"algorithm.{key}.name" for key in named)),
@@ -113,7 +131,7 @@ def _whole_episodes_are_collected(config: Config, algorithm: OnPolicyConfig) -> 
         )
 
 
-def _collections_wait_for_a_filter(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+def _collections_wait_for_a_filter(config: Config, algorithm: NewestConfig) -> Iterator[ConfigIssue]:
     """Check that repeated rollouts come with a filter that drops groups."""
     most, name = algorithm.max_collections, algorithm.filter.name
     if most > 1 and fact(FILTERS, name, "group") is False:
@@ -211,7 +229,7 @@ def _levels_fit_model(config: Config, algorithm: OnPolicyConfig) -> Iterator[Con
             )
 
 
-def _stages_fit_advantage(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+def _stages_fit_advantage(config: Config, algorithm: NewestConfig) -> Iterator[ConfigIssue]:
     """Check that the algorithm's stages provide a critic's values if, and only if, the estimator uses them."""
     stages = fact(ALGORITHMS, algorithm.name, "critic")
     advantage = algorithm.advantage.name
@@ -226,7 +244,7 @@ def _stages_fit_advantage(config: Config, algorithm: OnPolicyConfig) -> Iterator
         )
 
 
-def _bootstrap_has_critic(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+def _bootstrap_has_critic(config: Config, algorithm: NewestConfig) -> Iterator[ConfigIssue]:
     """Check that bootstrapping comes with an advantage that has a critic."""
     name, bootstrap = algorithm.advantage.name, algorithm.bootstrap
     if fact(ADVANTAGES, name, "critic") is False and bootstrap is not Bootstrap.none:
@@ -250,7 +268,7 @@ def _value_loss_has_critic(config: Config, algorithm: OnPolicyConfig) -> Iterato
         )
 
 
-def _model_has_critic(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+def _model_has_critic(config: Config, algorithm: NewestConfig) -> Iterator[ConfigIssue]:
     """Check that an advantage that needs values has a model that predicts them."""
     name, model = algorithm.advantage.name, config.model.name
     if fact(ADVANTAGES, name, "critic") and fact(SupportedModel, model, "critic") is False:
@@ -275,7 +293,7 @@ def _micro_batches_hold_whole_episodes(config: Config, algorithm: OnPolicyConfig
         )
 
 
-def _batch_splits_into_minibatches(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+def _batch_splits_into_minibatches(config: Config, algorithm: NewestConfig) -> Iterator[ConfigIssue]:
     """Check that every minibatch has the same number of chunks."""
     envs, rollout, parts = config.env.num_envs, config.rollout, algorithm.minibatches
     batch = envs * rollout.episodes_per_slot * rollout.num_chunks
@@ -305,14 +323,14 @@ CRITIC_COLUMNS = ("values", "next_values")
 """Columns that `collect` writes only with a critic."""
 
 
-def check_stages(config: Config, algorithm: OnPolicyConfig, stages: Sequence[Stage]) -> Iterator[ConfigIssue]:
+def check_stages(config: Config, algorithm: NewestConfig, stages: Sequence[Stage]) -> Iterator[ConfigIssue]:
     """Check that stages fit the filter and the advantage."""
     yield from _check_filter(algorithm, [stage.function for stage in stages])
     if config.pipeline.function is not None or fact(ALGORITHMS, algorithm.name, "critic") is None:
         yield from _check_critic(algorithm, [stage for stage in stages if stage.function == "collect"])
 
 
-def _check_filter(algorithm: OnPolicyConfig, functions: list[object]) -> Iterator[ConfigIssue]:
+def _check_filter(algorithm: NewestConfig, functions: list[object]) -> Iterator[ConfigIssue]:
     """Check that a filter is used by a stage, and that stages that filter have one."""
     name = algorithm.filter.name
     filters = fact(FILTERS, name, "group")
@@ -333,7 +351,7 @@ def _check_filter(algorithm: OnPolicyConfig, functions: list[object]) -> Iterato
         )
 
 
-def _check_critic(algorithm: OnPolicyConfig, collecting: list[Stage]) -> Iterator[ConfigIssue]:
+def _check_critic(algorithm: NewestConfig, collecting: list[Stage]) -> Iterator[ConfigIssue]:
     """Check that the user's own collecting stages declare the critic's columns if and only if there is a critic."""
     advantage = algorithm.advantage.name
     critic = fact(ADVANTAGES, advantage, "critic")

@@ -29,18 +29,18 @@ from embodyrl.algorithms.rewards import rewards_by
 from embodyrl.config.schema import Bootstrap, DiscountPer, RewardLevel
 from embodyrl.engine.exchange import ADDRESS
 from embodyrl.engine.large import APART
-from embodyrl.methods.on_policy.config import OnPolicyConfig
+from embodyrl.methods.on_policy.config import NewestConfig
 from embodyrl.methods.on_policy.embeddings import episode_embeddings
-from embodyrl.methods.on_policy.learner import OnPolicyLearner
+from embodyrl.methods.on_policy.learner import NewestLearner
 from embodyrl.methods.stages import batch_of, chosen_in, executed_in, free_simulators
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.spread import bring_large
 
 
-def learner_of(iteration: Iteration) -> OnPolicyLearner:
+def learner_of(iteration: Iteration) -> NewestLearner:
     """Return the method of a run that learns from its newest rollout."""
-    assert isinstance(iteration.learner, OnPolicyLearner), "its algorithm is registered with another learner"
+    assert isinstance(iteration.learner, NewestLearner), "its algorithm is registered with another learner"
     return iteration.learner
 
 
@@ -75,7 +75,7 @@ def estimate_advantages(iteration: Iteration) -> None:
     `algorithm.reward_level: action`."""
     learner, batch = learner_of(iteration), batch_of(iteration)
     settings = learner.algorithm
-    of_actions = settings.reward_level is RewardLevel.action
+    of_actions = settings.compared_levels[1] is RewardLevel.action
     steps = steps_of_actions(batch, settings) if of_actions else steps_of_chunks(batch, settings)
     # Before the estimator, so that the returns that a critic learns have the same scale as the advantages.
     steps["rewards"] = steps["rewards"] * settings.reward_scale
@@ -100,7 +100,7 @@ def update(iteration: Iteration) -> None:
     free_simulators(iteration)
     # A step with gradient 0 would still move the weights: by momentum and by weight decay.
     learner = learner_of(iteration)
-    if not has_gradient(batch, learner.algorithm):
+    if not has_gradient(batch, learner):
         iteration.metrics["train/epochs"] = 0.0
         return
     chunks = chunks_to_learn_from(batch, learner.algorithm, iteration.config.rollout.num_chunks)
@@ -113,14 +113,13 @@ def update(iteration: Iteration) -> None:
     iteration.metrics |= iteration.engine.memory_metrics()
 
 
-def has_gradient(batch: TrajectoryBatch, settings: OnPolicyConfig) -> bool:
+def has_gradient(batch: TrajectoryBatch, learner: NewestLearner) -> bool:
     """Return whether a batch has a gradient. It has none if a filter left nothing of it, or if every advantage is 0
     (all episodes of each group ended alike) and no other term of the loss is in use."""
-    other_terms = "values" in batch or settings.kl_coef > 0 or settings.entropy_coef > 0
-    return bool(batch["valid"].any()) and (other_terms or bool(batch["advantages"].any()))
+    return bool(batch["valid"].any()) and (learner.learns_without_advantages(batch) or bool(batch["advantages"].any()))
 
 
-def steps_of_chunks(batch: TrajectoryBatch, settings: OnPolicyConfig) -> dict[str, Tensor]:
+def steps_of_chunks(batch: TrajectoryBatch, settings: NewestConfig) -> dict[str, Tensor]:
     """Return columns `[K, B]` for an advantage estimator: a chunk's rewards are summed, in float64."""
     per_action = settings.discount_per is DiscountPer.action
     columns = {name: batch[name] for name in ("values", "terminated", "valid") if name in batch} | {
@@ -136,7 +135,7 @@ def steps_of_chunks(batch: TrajectoryBatch, settings: OnPolicyConfig) -> dict[st
     return columns
 
 
-def steps_of_actions(batch: TrajectoryBatch, settings: OnPolicyConfig) -> dict[str, Tensor]:
+def steps_of_actions(batch: TrajectoryBatch, settings: NewestConfig) -> dict[str, Tensor]:
     """Return columns `[K*C, B]` for an advantage estimator: every action is a step of its own; rewards are float64."""
     executed = executed_in(batch)
     # The last executed action of each chunk: the episode ends in it, and a discount per chunk is charged to it.
@@ -151,15 +150,15 @@ def steps_of_actions(batch: TrajectoryBatch, settings: OnPolicyConfig) -> dict[s
     }
 
 
-def chunks_to_learn_from(batch: TrajectoryBatch, settings: OnPolicyConfig, num_chunks: int) -> TensorDictBase:
-    """Return the valid chunks `[M]` of a batch, with the columns that `OnPolicyLearner.update` takes.
+def chunks_to_learn_from(batch: TrajectoryBatch, settings: NewestConfig, num_chunks: int) -> TensorDictBase:
+    """Return the valid chunks `[M]` of a batch, with the columns that `NewestLearner.update` takes.
 
     Args:
         batch: with advantages.
         settings: of the method.
         num_chunks: longest episode [chunks].
     """
-    level, executed = settings.logprob_level, chosen_in(batch)
+    level, executed = settings.compared_levels[0], chosen_in(batch)
     per_action = batch["logprobs"].shape[2] // executed.shape[2]
     observed = [name for name in ("proprio", "images", "trace", ADDRESS) if name in batch]
     critic = ["returns"] if "values" in batch else []

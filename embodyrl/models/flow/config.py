@@ -25,6 +25,7 @@ class NoiseMethod(StrEnum):
     flow_sde = "flow_sde"
     flow_cps = "flow_cps"
     flow_noise = "flow_noise"
+    none = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,8 @@ class FlowConfig(ModelConfig):
     noise_method: NoiseMethod = setting(NoiseMethod.flow_sde)
     """Noise of rollouts. flow_sde: steps follow the stochastic differential equation that has the flow's marginals
     (Flow-GRPO). flow_cps: part of the remaining noise is drawn anew (coefficients-preserving sampling). flow_noise: a
-    small trained network adds noise to the deterministic step (ReinFlow)."""
+    small trained network adds noise to the deterministic step (ReinFlow). none: only the noise that a chunk begins with
+    is drawn; its actions have no log-probs, and only methods that compare velocities learn from them."""
     noise_level: float = setting(0.5, above=0.0)
     """flow_sde: multiplies the noise. flow_cps: 0 .. 1, the share of the remaining noise that is drawn anew."""
     noise_level_end: float | None = setting(None, above=0.0)
@@ -160,6 +162,7 @@ class FlowInfo(ModelInfo):
                 "lower it",
             )
         yield from _steered(config)
+        yield from _explores(config, model)
         entropy_coef = getattr(config.algorithm, "entropy_coef", 0.0)  # of methods with such a bonus
         if entropy_coef > 0.0 and model.noise_method is not NoiseMethod.flow_noise:
             yield ConfigIssue(
@@ -185,6 +188,28 @@ class FlowInfo(ModelInfo):
                     f"model.{name} = {level}, but flow_cps draws at most all noise anew",
                     "set it to 1 or less",
                 )
+
+
+def _explores(config: Config, model: FlowConfig) -> Iterator[ConfigIssue]:
+    """Yield an issue if steps of denoising are random for a method that asks for none, or the other way round."""
+    learns, has_none = config.algorithm.needs(config).learns, model.noise_method is NoiseMethod.none
+    name = config.algorithm.name
+    if learns is Learns.likelihood and has_none:
+        able = [other for other, needs in needs_of_all(config).items() if needs.learns is Learns.velocity]
+        yield ConfigIssue(
+            ("model.noise_method", "algorithm.name"),
+            f"algorithm {name!r} learns by log-probs of actions, which they do not have with model.noise_method = none",
+            f"set model.noise_method to flow_sde, or algorithm to {' or '.join(able)}",
+            fix={"model.noise_method": LEAVE_OUT},
+        )
+    if learns is Learns.velocity and not has_none:
+        yield ConfigIssue(
+            ("model.noise_method", "algorithm.name"),
+            f"algorithm {name!r} needs no log-probs of actions, and model.noise_method = {model.noise_method.value} "
+            "would add noise to them",
+            "set model.noise_method to none",
+            fix={"model.noise_method": NoiseMethod.none.value},
+        )
 
 
 def _steered(config: Config) -> Iterator[ConfigIssue]:

@@ -139,6 +139,12 @@ def flow_cps(x: Tensor, velocity: Tensor, before: Tensor, after: Tensor, level: 
     return Transition(mean, (after * angle.sin()).expand_as(mean))
 
 
+def deterministic(x: Tensor, velocity: Tensor, before: Tensor, after: Tensor) -> Transition:
+    """Deterministic step."""
+    mean = euler(x, velocity, before, after)
+    return Transition(mean, torch.zeros_like(mean))
+
+
 def flow_noise(x: Tensor, velocity: Tensor, before: Tensor, after: Tensor, std: Tensor) -> Transition:
     """Deterministic step plus noise of standard deviation `std [B, H, A]` (ReinFlow)."""
     return Transition(euler(x, velocity, before, after), std)

@@ -20,12 +20,14 @@ from torch.nn import functional
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import ActionConvention
+from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import FlowConfig, FlowSizes, NoiseMethod
 from embodyrl.models.flow.denoising import (
     NoiseNetwork,
     TimeGrid,
     Transition,
     ValueHead,
+    deterministic,
     euler,
     flow_cps,
     flow_noise,
@@ -63,6 +65,18 @@ class Denoised:
     """`[B, H, A]` float32, from data to noise."""
     hidden: Tensor
     """`[B, H, E]`, the hidden states that the velocity is computed from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matched:
+    """Velocities of a network at `T` points between each of `B` chunks and noise, of the `N` executed numbers."""
+
+    velocities: Tensor
+    """`[B, T, N]`, what the network says, from data to noise."""
+    wanted: Tensor
+    """`[B, T, N]`, noise minus chunk."""
+    shares: Tensor
+    """`[B, T]`, share of the noise in each point."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +284,7 @@ class FlowPolicy(Policy):
     ) -> ActOutput:
         """Choose actions for observations that `condition` has encoded; see `act`."""
         batch, device = len(next(iter(inputs.values()))), self.start.device
-        explores = mode == "train"
+        explores = mode == "train" and self.config.noise_method is not NoiseMethod.none
         # All draws use the device of the inputs and a fixed order, so that a rollout can be reproduced.
         x = self.starting_noise(batch, mode, generator) if start is None else start
         if PLAN in inputs:
@@ -296,11 +310,12 @@ class FlowPolicy(Policy):
             x = follows
             chain.append(x)
         decision = self._summed(judged, chain[0]) if self.config.joint_logprob else _pick(judged, step)
+        trace = {"chain": torch.stack(chain, dim=1), "step": step, "noise_level": level}
         return ActOutput(
             actions=self.finish(x, inputs),
             logprobs=self.counted(decision.logprob, x),
             values=decision.value,
-            trace={"chain": torch.stack(chain, dim=1), "step": step, "noise_level": level},
+            trace={"chunk": x} if self.config.noise_method is NoiseMethod.none else trace,
             plan=None if self.plan_shape is None else self.planned(x, inputs),
         )
 
@@ -322,8 +337,15 @@ class FlowPolicy(Policy):
         return torch.cat([seen, self._executed(denoised.velocity)], -1)
 
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
-        """See `Policy.evaluate`; only the random steps are computed."""
-        condition, chain, level = self.condition(inputs), trace["chain"], trace["noise_level"]
+        """See `Policy.evaluate`; only the random steps are computed.
+
+        Raises:
+            PolicyError: no step is random.
+        """
+        if self.config.noise_method is NoiseMethod.none:
+            raise PolicyError("model.noise_method = none: actions have no log-probs")
+        condition = self.condition(self.traced(inputs, trace))
+        chain, level = trace["chain"], trace["noise_level"]
         # Each sample has a random step of its own, so the chain is indexed by pairs of sample and step.
         rows = torch.arange(len(chain), device=chain.device)
 
@@ -343,6 +365,10 @@ class FlowPolicy(Policy):
             values=decision.value,
         )
 
+    def traced(self, inputs: Inputs, trace: Inputs) -> Inputs:
+        """Return inputs with what a trace holds of them. The default: nothing."""
+        return inputs
+
     def _random_steps(self) -> int:
         """Return the number of steps that the random one is drawn from; the last step of flow_cps adds no noise."""
         steps = len(self.grid)
@@ -361,6 +387,8 @@ class FlowPolicy(Policy):
         if self.noise_network is not None:
             std = self.noise_network(denoised.hidden)
             return denoised, flow_noise(x, denoised.velocity, before, after, std)
+        if self.config.noise_method is NoiseMethod.none:
+            return denoised, deterministic(x, denoised.velocity, before, after)
         method = flow_sde if self.config.noise_method is NoiseMethod.flow_sde else flow_cps
         return denoised, method(x, denoised.velocity, before, after, level[:, None, None])
 
@@ -452,6 +480,24 @@ class FlowPolicy(Policy):
         time, share = self.learning_times(draws["time"])
         errors = self.flow_errors(self.condition(inputs), data, draws["noise"], time, share)
         return masked_error(errors, counts, inputs.get(SAMPLE_WEIGHTS))
+
+    def match(self, inputs: Inputs, trace: Inputs, draws: Inputs) -> Matched:
+        """Return velocities between chunks and noise, and the ones that lead from each to the other.
+
+        Args:
+            inputs: from `preprocess`.
+            trace: of `act` with `noise_method: none`; its `chunk [B, H, A]` is the result of denoising.
+            draws: `T` times and noises for each, `time [B, T]` and `noise [B, T, H, A]`; see `imitation_draws`.
+        """
+        condition, chunks = self.condition(self.traced(inputs, trace)), trace["chunk"]
+        found = []
+        for drawn, noise in zip(draws["time"].unbind(1), draws["noise"].unbind(1), strict=True):
+            time, share = self.learning_times(drawn)
+            amount = share[:, None, None]
+            said = self.denoise(condition, amount * noise + (1.0 - amount) * chunks, time).velocity
+            found.append((self.counted(said, chunks), self.counted(noise - chunks, chunks), share))
+        velocities, wanted, shares = (torch.stack(each, 1) for each in zip(*found, strict=True))
+        return Matched(velocities=velocities, wanted=wanted, shares=shares)
 
     def fill_horizon(self, actions: Tensor) -> Tensor:
         """Pad normalised actions `[B, C, D]` to `[B, H, A]`: repeat the last action, and fill each with zeros."""

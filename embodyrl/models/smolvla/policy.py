@@ -20,7 +20,6 @@ from embodyrl.models.policy import (
     ACTION_WEIGHTS,
     SAMPLE_WEIGHTS,
     ActOutput,
-    EvalOutput,
     Inputs,
     Mode,
     ParallelPlan,
@@ -132,12 +131,12 @@ class SmolVLAPolicy(FlowPolicy):
             decision.trace[SEEN] = seen.view(torch.int16) if seen.dtype is torch.bfloat16 else seen
         return decision
 
-    def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
-        """See `FlowPolicy.evaluate`; the vision tower runs only if the trace does not have its output."""
-        if SEEN in trace:
-            kept = trace[SEEN]
-            inputs = inputs | {SEEN: kept.view(torch.bfloat16) if kept.dtype is torch.int16 else kept}
-        return super().evaluate(inputs, trace)
+    def traced(self, inputs: Inputs, trace: Inputs) -> Inputs:
+        """See `FlowPolicy.traced`; the vision tower runs only if the trace does not have its output."""
+        if SEEN not in trace:
+            return inputs
+        kept = trace[SEEN]
+        return inputs | {SEEN: kept.view(torch.bfloat16) if kept.dtype is torch.int16 else kept}
 
     def see(self, inputs: Inputs) -> Tensor:
         """Return what the network makes of the images, `[B, V, P, E]`.

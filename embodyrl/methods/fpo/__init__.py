@@ -1,0 +1,1 @@
+"""Flow policy optimisation (McAllister et al. 2025)."""

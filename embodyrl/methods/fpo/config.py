@@ -1,0 +1,28 @@
+"""Settings of flow policy optimisation. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from embodyrl.config.schema import Config, setting
+from embodyrl.methods.velocities.config import VelocitiesConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class FPOConfig(VelocitiesConfig):
+    """Flow policy optimisation, and FPO++."""
+
+    clip_low: float = setting(0.2, above=0.0, below=1.0)
+    """Lower clip range: probability ratios below 1 - clip_low have no gradient."""
+    clip_high: float = setting(0.2, above=0.0)
+    """Upper clip range."""
+    per_point: bool = setting(True)
+    """Clip the ratio at each point (FPO++). false: one ratio for all points of a chunk (FPO)."""
+    asymmetric: bool = setting(False)
+    """Pull ratios of chunks with negative advantages back, in place of the clip (ASPO): for policies that begin from
+    scratch, which would else lose their entropy. Its authors found it harmful in fine-tuning."""
+
+    def common(self, config: Config) -> Sequence[str]:
+        """See `AlgorithmConfig`."""
+        return (*super().common(config), "algorithm.points", "algorithm.clip_low", "algorithm.clip_high")

@@ -1,0 +1,1 @@
+"""What methods share that learn from the velocities of a flow policy in place of log-probs."""
