@@ -16,14 +16,15 @@ SMALLEST_SIZE = 1e-5
 
 
 def matching_errors(velocities: Tensor, wanted: Tensor, executed: Tensor) -> Tensor:
-    """Return the squared distances `[M, T]` of velocities `[M, T, N]` from those wanted: the loss of conditional flow
-    matching at each point (McAllister et al. 2025, arXiv:2507.21053, eq. 5).
+    """Return the mean squared distances `[M, T]` of velocities `[M, T, N]` from those wanted: the loss of conditional
+    flow matching at each point (McAllister et al. 2025, arXiv:2507.21053, eq. 5). A mean, so that ratios do not depend
+    on how many numbers a chunk has.
 
     Args:
         velocities, wanted: `[M, T, N]`.
         executed: bool `[M, N]`, the numbers that were executed.
     """
-    return ((velocities - wanted).square() * executed[:, None]).sum(-1)
+    return ((velocities - wanted).square() * executed[:, None]).sum(-1) / executed.sum(1).clamp(min=1)[:, None]
 
 
 def flow_log_ratios(errors: Tensor, old_errors: Tensor, *, per_point: bool) -> Tensor:

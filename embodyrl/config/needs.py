@@ -48,6 +48,8 @@ class Needs:
     """Whether demonstrations are decisions beside those of the replay, too."""
     outcomes: bool = True
     """Whether demonstrations must show rewards and successes, to be such decisions."""
+    whole_episodes: bool = False
+    """Whether it is learned from what came of whole episodes; decisions count only once theirs has ended."""
     expert: InterveneConfig | None = None
     """Expert beside the policy."""
     most_likely: bool = False

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from embodyrl.config.schema import AtEnd
 from embodyrl.data.layout import DatasetError, Episode
 from embodyrl.data.store import EpisodeStore
+from embodyrl.rollout.replay_fields import REMAINING, SOLVED
 from embodyrl.screen import counted
 
 
@@ -40,6 +41,8 @@ class _Decisions:
     """Executed actions of each."""
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
+    length: int
+    """Frames of the episode as a rollout would have it."""
 
 
 class Transitions:
@@ -62,6 +65,7 @@ class Transitions:
         """Those that the column `task_index` refers to: the given ones, and others of the dataset after them."""
         self._config, self._size = store.config, store.config.rollout.chunk_size
         self._judge_ends = judge_ends
+        self._whole_episodes = self._config.algorithm.needs(self._config).whole_episodes
         folder = store.dataset.folder
         if not store.dataset.spec.outcome and self._config.algorithm.needs(self._config).outcomes:
             raise DatasetError(
@@ -130,6 +134,9 @@ class Transitions:
         first = episode.success & (episode.success.cumsum() == 1)
         # Demonstrations say themselves what was solved, so that no classifier has to.
         judged = {} if self._judge_ends is None else {"judged": first[inside] & done}
+        if self._whole_episodes:
+            judged[REMAINING] = (found.length - found.starts).astype(np.int32)
+            judged[SOLVED] = np.full(len(found.starts), bool(episode.success[: found.length].any()))
         return judged | {
             "at": begin + found.starts,
             # After a termination nothing follows, and whatever is there has the factor 0; but it must be a number.
@@ -168,7 +175,11 @@ class Transitions:
             known &= episode.undisturbed(starts, starts + steps)
         truncated = reaches_end & ~terminated & (length >= env.time_limit)
         return _Decisions(
-            starts=starts[known], steps=steps[known], terminated=terminated[known], truncated=truncated[known]
+            starts=starts[known],
+            steps=steps[known],
+            terminated=terminated[known],
+            truncated=truncated[known],
+            length=length,
         )
 
     def _explained(self, episode: Episode, found: _Decisions) -> NDArray[np.bool_]:

@@ -78,6 +78,7 @@ def observation_from(columns: Columns, task_descriptions: Sequence[str]) -> Poli
         images=columns.get("images"),
         proprio=columns.get("proprio"),
         task_descriptions=[task_descriptions[index] for index in columns["task_index"].tolist()],
+        better=columns.get("better"),
     )
 
 

@@ -100,9 +100,10 @@ class Optimizer:
             parameter.copy_(copy)
             copy.grad = None
 
-    def set_learning_rate(self, update: int) -> float:
-        """Set the scheduled learning rates of an update (0, 1, ...); returns the policy's."""
-        factor = self.share(update, self.updates)
+    def set_learning_rate(self, update: int, updates: int | None = None) -> float:
+        """Set the scheduled learning rates of an update (0, 1, ...) of so many, by default those of the run; returns
+        the policy's."""
+        factor = self.share(update, updates or self.updates)
         rates = (self.config.lr, self.config.critic_lr or self.config.lr)
         for group, rate in zip(self.inner.param_groups, rates, strict=False):
             group["lr"] = rate * factor

@@ -98,6 +98,14 @@ def declare_algorithms() -> None:
         summary="implicit Q-learning: from demonstrations (data.path) weighted by their advantage, then with rollouts",
     )
     ALGORITHMS.register(
+        "recap",
+        target=f"{HERE}.recap.iteration:recap",
+        options=f"{HERE}.recap.config:RecapConfig",
+        learner=f"{HERE}.recap.learner:AdvantageConditioned",
+        demonstrations=None,
+        summary="advantage-conditioned flow policies: learns everything, told in its prompt what was better",
+    )
+    ALGORITHMS.register(
         "rlpd",
         target=f"{HERE}.replay.iteration:demonstrated",
         options=f"{HERE}.rlpd.config:RLPDConfig",
@@ -176,6 +184,13 @@ def declare_stages() -> None:
         reads=("demonstrations",),
         changes=("policy",),
         summary="section algorithm.off_policy: learn from demonstrations alone",
+    )
+    STAGES.register(
+        "learn_round",
+        target="embodyrl.methods.recap.stages:learn_round",
+        reads=("replay", "demonstrations?"),
+        changes=("policy",),
+        summary="section algorithm.off_policy: judge all decisions, and learn them, told which were better",
     )
     STAGES.register(
         "filter_groups",

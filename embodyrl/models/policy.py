@@ -54,6 +54,9 @@ class PolicyObservation:
     """float32 `[B, S]`, or None if S is 0."""
     task_descriptions: list[str]
     """Task description of each env or sample, length `B`."""
+    better: Tensor | None = None
+    """int8 `[B]`, whether the actions to be learned are better than usual (1), or not (0), or it is not told (-1), for
+    policies that are told so; None: whatever such a policy is told when it acts."""
 
     @classmethod
     def of(cls, observation: Observation) -> PolicyObservation:

@@ -36,7 +36,7 @@ from embodyrl.files import link_or_copy, require_room, reserve
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import Rollout
 from embodyrl.rollout.interventions import Source
-from embodyrl.rollout.replay_fields import MIB, Field, held_in_memory, row_bytes
+from embodyrl.rollout.replay_fields import MIB, REMAINING, SOLVED, Field, held_in_memory, row_bytes
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.intervals import outcomes
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # needs pyarrow, and only runs on demonstrations need it
 
 COUNTERS = "counters.json"
 GENERATOR = "generator"
-COUNTED = ("ends", "awaits", "episodes", "solved")
+COUNTED = ("ends", "awaits", "episodes", "solved", "length")
 """Counters of slots."""
 ROUNDING = 1e-6
 """A product that is this close below a whole number of steps counts as that."""
@@ -194,6 +194,8 @@ class Replay:
         """Episode of each slot's newest decision."""
         self._solved = np.zeros(slots, np.bool_)
         """Whether that episode was solved before now."""
+        self._length = np.zeros(slots, np.int64)
+        """Decisions of that episode so far."""
         self._taught = np.zeros((slots, self.rows), np.bool_)
         """Places whose decision an expert executed."""
         self._live = np.zeros(0, np.int64)
@@ -291,7 +293,8 @@ class Replay:
     def add(self, rollout: Rollout) -> None:
         """Add the valid decisions of a rollout of all slots, whose episodes are continuous."""
         batch = rollout.batch
-        columns = {name: _column(batch, name).numpy() for name in {"valid", "episode", *self.fields}}
+        given = {"valid", "episode", *self.fields} - {REMAINING, SOLVED}
+        columns = {name: _column(batch, name).numpy() for name in given}
         columns["counts"] = columns["valid"] if self._only is None else columns["valid"] & columns[self._only]
         valid, last = columns["valid"], batch.size[0] - 1
         executed = np.arange(columns["success"].shape[2]) < columns["steps"][..., None]
@@ -306,10 +309,14 @@ class Replay:
             slots = np.flatnonzero(valid[row])
             entry = {name: column[row, slots] for name, column in columns.items()}
             self._begin(slots, entry["episode"])
+            self._length[slots] += 1
             # Solved once is solved: a reward for success comes at the first time alone.
             entry["success"] = _first(entry["success"] & executed[row, slots]) & ~self._solved[slots, None]
             self._solved[slots] |= entry["success"].any(1)
-            self._write(slots, entry, decided=entry["counts"])
+            # Where it is asked what comes of the episode, nothing is drawn of one that goes on.
+            self._write(slots, entry, decided=entry["counts"] & (REMAINING not in self.fields))
+            if REMAINING in self.fields:
+                self._finish(slots[entry["terminated"] | entry["truncated"]])
             # What follows is the next row, or nothing, or an observation without a decision.
             goes_on = ~entry["terminated"] & ~entry["truncated"] if row == last else np.zeros(len(slots), np.bool_)
             self._awaits[slots[goes_on]] = entry["episode"][goes_on]
@@ -345,12 +352,25 @@ class Replay:
     def _begin(self, slots: NDArray[np.int64], episodes: NDArray[np.int64]) -> None:
         """Prepare for decisions of these slots, in these episodes: at a moment that awaits one, or at a new one."""
         new = episodes != self._episodes[slots]
-        self._solved[slots[new]] = False
+        self._solved[slots[new]], self._length[slots[new]] = False, 0
         self._episodes[slots] = episodes
         goes_on = self._awaits[slots] == episodes
         self._ends[slots[goes_on]] -= 1
         self._saved = np.minimum(self._saved, self._ends)
         self._awaits[slots] = -1
+
+    def _finish(self, slots: NDArray[np.int64]) -> None:
+        """Note in all decisions of the episodes that have just ended in these slots what came of them."""
+        for slot in slots:
+            count = min(self._length[slot], self.rows)
+            places = np.arange(self._ends[slot] - count, self._ends[slot]) % self.rows
+            self._decided[slot, places] = True
+            self._saved[slot] = min(self._saved[slot], self._ends[slot] - count)
+            if slot in self.own:
+                own = slot - self.own.start
+                steps = self._columns["steps"][own, places].astype(np.int32)
+                self._columns[REMAINING][own, places] = steps[::-1].cumsum()[::-1]
+                self._columns[SOLVED][own, places] = self._solved[slot]
 
     def _write(
         self, slots: NDArray[np.int64], entry: Mapping[str, NDArray[Any]], *, decided: NDArray[np.bool_]
@@ -489,7 +509,7 @@ class Replay:
         if found != slots:
             raise ReplayError(f"the replay is that of another run: it has {found} slots, this run has {slots}")
         for name in COUNTED:
-            getattr(self, f"_{name}")[:] = counters[name]
+            getattr(self, f"_{name}")[:] = counters.get(name, 0)  # earlier versions had no length
         self.added, self._newest = counters["added"], counters["newest"]
         self._asking, self._taken = counters["asking"], counters["taken"]
         self._outcomes.extend(counters["outcomes"])

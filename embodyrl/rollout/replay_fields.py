@@ -12,6 +12,9 @@ import numpy as np
 from embodyrl.models.flow.config import FlowSizes, SteeringConfig
 
 MIB = 2**20
+REMAINING, SOLVED = "remaining", "solved"
+"""Columns of what came of the episode of a decision: actions that were executed from there to its end, and whether it
+was solved."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ def replay_fields(
     corrected: bool = False,
     tasks: bool = False,
     judged: bool = False,
+    whole_episodes: bool = False,
 ) -> Mapping[str, Field]:
     """Return the columns of a replay.
 
@@ -50,6 +54,7 @@ def replay_fields(
         corrected: whether an expert acts beside the policy, so that it is kept who decided and what the expert wanted.
         tasks: whether it is kept what the task was.
         judged: whether a classifier says what is solved.
+        whole_episodes: whether it is kept what came of the episode.
     """
     observed = {
         "proprio": Field((proprio_dim,), np.float32, observed=True) if proprio_dim else None,
@@ -66,6 +71,7 @@ def replay_fields(
         **({"task_index": Field((), np.int64)} if tasks or corrected else {}),
         **_outcome(chunk_size, judged=judged),
         **(corrections if corrected else {}),
+        **({REMAINING: Field((), np.int32), SOLVED: Field((), np.bool_)} if whole_episodes else {}),
     }
 
 

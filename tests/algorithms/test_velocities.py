@@ -27,7 +27,7 @@ def given(seed: int = 1) -> dict[str, Tensor]:
     velocities = torch.randn(M, T, N, generator=draw).double()
     return {
         "velocities": velocities.requires_grad_(),
-        "old_velocities": velocities.detach() + 0.3 * torch.randn(M, T, N, generator=draw).double(),
+        "old_velocities": velocities.detach() + 0.8 * torch.randn(M, T, N, generator=draw).double(),
         "wanted": torch.randn(M, T, N, generator=draw).double(),
         "shares": torch.rand(M, T, generator=draw).double(),
         "executed": torch.arange(N)[None] < torch.tensor([5, 5, 2, 3])[:, None],
@@ -51,7 +51,7 @@ def test_fpo_by_hand(per_point: bool, asymmetric: bool) -> None:
     for m in range(M):
         count, gain = int(x["executed"][m].sum()), float(x["advantages"][m])
         logs = [
-            sum((v_old[m, t, n] - u[m, t, n]) ** 2 - (v[m, t, n] - u[m, t, n]) ** 2 for n in range(count))
+            sum((v_old[m, t, n] - u[m, t, n]) ** 2 - (v[m, t, n] - u[m, t, n]) ** 2 for n in range(count)) / count
             for t in range(T)
         ]
         for t in range(found.shape[1]):
@@ -67,7 +67,7 @@ def test_fpo_by_hand(per_point: bool, asymmetric: bool) -> None:
             # d ratio / d v = ratio * -2 (v - u), of each point of which the ratio is a mean.
             for point in [t] if per_point else range(T):
                 for n in range(count):
-                    part = -factor * ratio * -2 * (v[m, point, n] - u[m, point, n])
+                    part = -factor * ratio * -2 * (v[m, point, n] - u[m, point, n]) / count
                     gradient[m, point, n] += part if per_point else part / T
     assert kinds >= {"free"} and ("pulled" in kinds) == asymmetric and "cut" in kinds
     assert np.abs(found.detach().numpy() - by_hand).max() < 1e-9

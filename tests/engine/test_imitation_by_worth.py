@@ -144,7 +144,7 @@ def test_micro_batches_and_what_ranks_hold_add_up(name: str) -> None:
 
         engine.optimizer.step = keep  # type: ignore[method-assign]
         engine.optimizer.clip = lambda: torch.tensor(1.0)  # type: ignore[method-assign]
-        loss = engine.learner.imitation.step_weighted(part, part.columns["actions"], weighs, TEXTS)
+        loss = engine.learner.imitation.step_towards(part, part.columns["actions"], TEXTS, weighs)
         assert loss is not None
         return kept, float(loss)
 

@@ -288,3 +288,32 @@ def test_its_counters_are_json(tmp_path: Path) -> None:
     found = json.loads((saved(replay, tmp_path / "one", None) / "counters.json").read_text())
     assert found["added"] == 36 and found["ended"]["episodes"] == len(rollout.finished) > 0
     assert replay.metrics()["replay/successes"] == sum(bool(each.success) for each in rollout.finished)
+
+
+def test_what_came_of_an_episode_is_known_of_all_its_decisions_and_none_is_drawn_before(tmp_path: Path) -> None:
+    sizes = {"whole_episodes": True}
+    replay, other, seen = make_replay(sizes=sizes), make_replay(sizes=sizes), set()
+    for number, rollout in enumerate(rollouts(8, num_chunks=3)):
+        replay.add(rollout)
+        if number >= 4:
+            other.add(rollout)
+        assert len(replay) < replay.added, "episodes go on"
+        if len(replay):
+            columns = drawn(replay).columns
+            for row, (start, step) in enumerate(columns["proprio"].long().tolist()):
+                end = min(last_step(start), LIMIT)
+                assert int(columns["remaining"][row]) == end - step
+                assert bool(columns["solved"][row]) == (last_step(start) <= LIMIT)
+                seen.add(bool(columns["solved"][row]))
+        if number < 4:  # checkpoints in the middle of episodes, whose decisions are noted in a later one
+            before = tmp_path / str(number - 1) if number else None
+            state = replay.state(SINGLE_PROCESS, whole=not number)
+            assert state is not None
+            (tmp_path / str(number)).mkdir()
+            state.save(tmp_path / str(number), before)
+        if number == 3:
+            other.restore(ReplayState.load(tmp_path / "3"), tmp_path / "3")
+    assert seen == {True, False}
+    for name in ("remaining", "solved", "actions"):
+        np.testing.assert_array_equal(replay._columns[name], other._columns[name])
+    np.testing.assert_array_equal(replay._decided, other._decided)

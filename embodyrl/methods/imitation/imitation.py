@@ -137,12 +137,12 @@ class Imitation:
                     history.append({"loss": loss, "grad_norm": grad_norm})
         return mean_metrics(history) | self.engine.end_update(rate)
 
-    def step_weighted(
-        self, minibatch: Minibatch, wanted: Tensor, weights: Tensor, task_descriptions: Sequence[str]
+    def step_towards(
+        self, minibatch: Minibatch, wanted: Tensor, task_descriptions: Sequence[str], weights: Tensor | None = None
     ) -> Tensor | None:
-        """Make an optimiser step towards chunks, each as far as it weighs."""
-        columns = minibatch.columns | {"labels": wanted, SAMPLE_WEIGHTS: weights}
-        every = torch.ones(len(weights), dtype=torch.bool)
+        """Make an optimiser step towards chunks, each as far as it weighs; None: all alike."""
+        columns = minibatch.columns | {"labels": wanted} | ({} if weights is None else {SAMPLE_WEIGHTS: weights})
+        every = torch.ones(len(wanted), dtype=torch.bool)
         loss, grad_norm = self._imitate_decisions(replace(minibatch, columns=columns), every, task_descriptions)
         return None if grad_norm is None else loss
 

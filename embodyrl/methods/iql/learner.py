@@ -126,7 +126,7 @@ class ImplicitQ(CriticLearner):
         }
         if self.critic_encoder is not None:
             shown = dataclasses.replace(minibatch, columns=minibatch.columns | self._shown(minibatch, seen))
-            whole = self.imitation.step_weighted(shown, wanted, weights, self.critic_encoder.task_descriptions)
+            whole = self.imitation.step_towards(shown, wanted, self.critic_encoder.task_descriptions, weights)
             return {} if whole is None else {"actor_loss": whole / self.ranks.size} | of_weights
         assert isinstance(self.policy, SoftPolicy), "it shows critics what it sees"
         errors = self.policy.errors(seen.features, wanted)

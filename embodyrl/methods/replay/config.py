@@ -177,8 +177,9 @@ class ReplayAlgorithmConfig(AlgorithmConfig):
             chunk_size=config.rollout.chunk_size,
             images=(env.frames * len(env.cameras), *env.image_size, 3) if env.cameras else None,
             corrected=needs.expert is not None,
-            tasks=needs.learns is Learns.weighted_imitation,
+            tasks=needs.learns is Learns.weighted_imitation or needs.whole_episodes,
             judged=isinstance(self.parts().get("reward"), ClassifierRewardConfig),
+            whole_episodes=needs.whole_episodes,
         )
 
 

@@ -94,7 +94,7 @@ class ReplayLearner(Learner):
         """Learn from minibatches in an iteration, with statistics of what has been seen; adds `train/` metrics."""
         assert iteration.replay is not None, "the stage has asked for it"
         self.statistics.begin(iteration.replay, iteration.transitions, policy_keeps=self.learns_before_rollouts)
-        iteration.metrics |= self.learn(minibatches, _task_descriptions(iteration))
+        iteration.metrics |= self.learn(minibatches, task_descriptions(iteration))
         self.warn_of_values(iteration)
 
     def warn_of_values(self, iteration: Iteration) -> None:
@@ -109,7 +109,7 @@ class ReplayLearner(Learner):
         return {}
 
 
-def _task_descriptions(iteration: Iteration) -> Sequence[str]:
+def task_descriptions(iteration: Iteration) -> Sequence[str]:
     """Return those that the column `task_index` of minibatches refers to."""
     known = iteration.batch if iteration.transitions is None else iteration.transitions
     assert known is not None, "an iteration without demonstrations begins with a rollout"

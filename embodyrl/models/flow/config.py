@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +29,27 @@ class NoiseMethod(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class IndicatorConfig:
+    """Words behind task descriptions that tell a policy whether its actions are to be better than usual, and how much
+    it is guided by them."""
+
+    better: str = setting("Advantage: positive")
+    """Words for better actions, which the policy is told when it acts."""
+    worse: str = setting("Advantage: negative")
+    """Words for all others, which it is told in learning alone."""
+    guidance: float = setting(1.0, low=0.0)
+    """Classifier-free guidance when it acts (Ho & Salimans 2022, arXiv:2207.12598): 1: velocities are those with the
+    words. Above 1: beyond them, away from those without words, which takes two passes for each denoising step. 0:
+    without words."""
+
+
+def told_texts(tasks: Iterable[str], indicator: IndicatorConfig | None) -> list[str]:
+    """Return task descriptions, also with the words behind them that a policy may be told."""
+    words = [""] if indicator is None else ["", f" {indicator.better}", f" {indicator.worse}"]
+    return [task + more for task in tasks for more in words]
+
+
+@dataclass(frozen=True, kw_only=True)
 class FlowConfig(ModelConfig):
     """A policy that turns noise into a chunk of actions, step by step."""
 
@@ -50,6 +71,8 @@ class FlowConfig(ModelConfig):
     joint_logprob: bool = setting(False)
     """False: one denoising step of a chunk, drawn anew for each chunk, is random; its log-probability is the chunk's.
     True: all steps are random; the log-probability is the mean over them and the initial noise."""
+    indicator: IndicatorConfig | None = setting(None)
+    """Words in the prompt about how good actions are to be. null: there are none."""
     detach_critic: bool = setting(True)
     """Train only the critic with the value loss, not the network that it reads."""
     value_sizes: list[int] = setting([512, 256, 128], low=1, high=WIDEST_LAYER)
@@ -163,6 +186,7 @@ class FlowInfo(ModelInfo):
             )
         yield from _steered(config)
         yield from _explores(config, model)
+        yield from _is_told(config, model)
         entropy_coef = getattr(config.algorithm, "entropy_coef", 0.0)  # of methods with such a bonus
         if entropy_coef > 0.0 and model.noise_method is not NoiseMethod.flow_noise:
             yield ConfigIssue(
@@ -209,6 +233,20 @@ def _explores(config: Config, model: FlowConfig) -> Iterator[ConfigIssue]:
             "would add noise to them",
             "set model.noise_method to none",
             fix={"model.noise_method": NoiseMethod.none.value},
+        )
+
+
+def _is_told(config: Config, model: FlowConfig) -> Iterator[ConfigIssue]:
+    """Yield an issue if rollouts are guided by words, and a method would learn from what unguided ones choose."""
+    learns = config.algorithm.needs(config).learns
+    guidance = 1.0 if model.indicator is None else model.indicator.guidance
+    if guidance != 1.0 and learns in (Learns.likelihood, Learns.velocity):
+        yield ConfigIssue(
+            ("model.indicator.guidance", "algorithm.name"),
+            f"model.indicator.guidance = {guidance:g} changes what the policy chooses, and algorithm "
+            f"{config.algorithm.name!r} would learn as if it had not",
+            "set model.indicator.guidance to 1",
+            fix={"model.indicator.guidance": 1.0},
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from embodyrl.models.policy import (
     Inputs,
     Mode,
     Policy,
+    PolicyObservation,
     PolicySpec,
 )
 from embodyrl.models.saved import weight_type, write_description
@@ -53,6 +54,8 @@ from embodyrl.models.vla.processor import Normalizer, SimulatorUnits, convention
 from embodyrl.models.weights import DTYPES, Naming, read_heads, read_weights, write_heads
 
 HEADS_FILE = "flow_heads.safetensors"
+PLAIN = "plain/"
+"""Prefix of inputs of a prompt without words about actions."""
 EVALUATION_SEED = 0
 """Seed of the initial noise in evaluation, which is the same for every chunk."""
 
@@ -65,6 +68,19 @@ class Denoised:
     """`[B, H, A]` float32, from data to noise."""
     hidden: Tensor
     """`[B, H, E]`, the hidden states that the velocity is computed from."""
+
+
+@dataclass(frozen=True)
+class Contrasted:
+    """What a network knows of observations with words about actions, and without them."""
+
+    told: Any
+    plain: Any
+
+
+def told_of(condition: Any) -> Any:
+    """Return a condition, of two the one with words."""
+    return condition.told if isinstance(condition, Contrasted) else condition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +201,10 @@ class FlowPolicy(Policy):
     # ------------------------------------------------------------------------------------ what a family implements
 
     @abstractmethod
+    def read(self, observation: PolicyObservation) -> Inputs:
+        """Convert an observation into network inputs; see `Policy.preprocess`."""
+
+    @abstractmethod
     def condition(self, inputs: Inputs) -> Any:
         """Encode images, task description and state, once for all denoising steps."""
 
@@ -251,6 +271,40 @@ class FlowPolicy(Policy):
         times = draws * 0.999 + 0.001
         return times, times
 
+    # ------------------------------------------------------------------------------------------- words about actions
+
+    def preprocess(self, observation: PolicyObservation) -> Inputs:
+        """See `Policy.preprocess`. With `model.indicator`, prompts say how good actions are to be; where it guides, the
+        numbers of prompts without that are beside them, called `plain/...`."""
+        indicator, better = self.config.indicator, observation.better
+        if indicator is None:
+            return self.read(observation)
+        words = {1: f" {indicator.better}", 0: f" {indicator.worse}", -1: ""}
+        acts = 1 if indicator.guidance else -1
+        told = [acts] * len(observation.task_descriptions) if better is None else better.tolist()
+        texts = [text + words[which] for text, which in zip(observation.task_descriptions, told, strict=True)]
+        inputs = self.read(replace(observation, task_descriptions=texts))
+        if better is None and indicator.guidance not in (0.0, 1.0):
+            # Words are whole numbers; images and states, which are floats, are the same.
+            plain = self.read(observation).items()
+            inputs |= {PLAIN + name: column for name, column in plain if not column.is_floating_point()}
+        return inputs
+
+    def contrasted(self, inputs: Inputs) -> Any:
+        """Return `condition`, or both conditions if the inputs have two prompts."""
+        plain = {name.removeprefix(PLAIN): column for name, column in inputs.items() if name.startswith(PLAIN)}
+        told = {name: column for name, column in inputs.items() if not name.startswith(PLAIN)}
+        return Contrasted(self.condition(told), self.condition(told | plain)) if plain else self.condition(told)
+
+    def say(self, condition: Any, x: Tensor, time: Tensor) -> Denoised:
+        """Return `denoise` for a condition, or for two of them with the velocity beyond the first, away from the second
+        (Ho & Salimans 2022, arXiv:2207.12598, eq. 6)."""
+        if not isinstance(condition, Contrasted):
+            return self.denoise(condition, x, time)
+        assert self.config.indicator is not None, "only then are there two"
+        told, plain = self.denoise(condition.told, x, time), self.denoise(condition.plain, x, time)
+        return Denoised(plain.velocity.lerp(told.velocity, self.config.indicator.guidance), told.hidden)
+
     # -------------------------------------------------------------------------------------------------------- acting
 
     def set_progress(self, done: float) -> None:
@@ -272,7 +326,7 @@ class FlowPolicy(Policy):
             start: noise `[B, H, A]` to start from, instead of the mode's own.
         """
         with guidable(inputs) as inputs:
-            return self.decide(self.condition(inputs), inputs, mode, generator, start)
+            return self.decide(self.contrasted(inputs), inputs, mode, generator, start)
 
     def decide(
         self,
@@ -332,8 +386,8 @@ class FlowPolicy(Policy):
         minus the mean of the actions that the policy may choose."""
         nothing = self.start.new_zeros(batch, *self.start.shape)
         time, _, _ = self.grid.at(torch.zeros(batch, dtype=torch.int64, device=self.start.device))
-        denoised = self.denoise(condition, nothing, time)
-        seen = self.value_features(condition, denoised).float()
+        denoised = self.say(condition, nothing, time)
+        seen = self.value_features(told_of(condition), denoised).float()
         return torch.cat([seen, self._executed(denoised.velocity)], -1)
 
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
@@ -383,7 +437,7 @@ class FlowPolicy(Policy):
         if inputs is not None and PLAN in inputs:
             denoised = self.guided(condition, x, time, before, inputs)
         else:
-            denoised = self.denoise(condition, x, time)
+            denoised = self.say(condition, x, time)
         if self.noise_network is not None:
             std = self.noise_network(denoised.hidden)
             return denoised, flow_noise(x, denoised.velocity, before, after, std)
@@ -397,7 +451,7 @@ class FlowPolicy(Policy):
         assert self.config.rtc is not None, "only then are there plans"
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            denoised = self.denoise(condition, x, time)
+            denoised = self.say(condition, x, time)
             data = x - denoised.velocity * share
             missing = (inputs[PLAN] - data.detach()) * inputs[PLAN_WEIGHTS].unsqueeze(-1)
             (pull,) = torch.autograd.grad(data, x, missing)
@@ -410,7 +464,7 @@ class FlowPolicy(Policy):
     ) -> Judged:
         """Score a step with result `reached [B, H, A]`; the critic is evaluated unless `value [B]` is given."""
         if value is None:
-            features = self.value_features(condition, denoised)
+            features = self.value_features(told_of(condition), denoised)
             value = self.value_head(features.detach() if self.config.detach_critic else features)
         return Judged(logprob=transition.logprob(reached), entropy=transition.entropy(), value=value)
 

@@ -124,7 +124,7 @@ class SteeredPolicy(SoftPolicy):
     def _decide(self, inputs: Inputs, choose: Choose) -> ActOutput:
         """Choose noise and denoise it; images are encoded once."""
         with guidable(inputs) as inputs:
-            condition = self.base.condition(inputs)
+            condition = self.base.contrasted(inputs)
             seen = self._look(condition, inputs)
             noise, logprobs = choose(seen)
             decision = self.base.decide(condition, inputs, "eval", start=noise)
@@ -191,7 +191,7 @@ class SteeredPolicy(SoftPolicy):
 
     def stored_features(self, inputs: Inputs) -> Tensor:
         """Return the features of observations as they are stored, float16 `[B, F]`."""
-        return self._look(self.base.condition(inputs), inputs)
+        return self._look(self.base.contrasted(inputs), inputs)
 
     def encode_stored(self, stored: Inputs) -> Tensor:
         """See `SoftPolicy`."""

@@ -11,7 +11,7 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import shown_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.flow.config import FlowInfo, FlowSizes
+from embodyrl.models.flow.config import FlowInfo, FlowSizes, told_texts
 from embodyrl.models.gr00t.checkpoint import CheckpointFiles, Robot, choose_robot, read_statistics
 from embodyrl.models.gr00t.config import Architecture, Gr00tConfig, ValueInput, embodiment_number
 from embodyrl.models.gr00t.prompts import PromptError, Prompts, Write, prompt
@@ -146,7 +146,7 @@ def _check_prompts(config: Config, model: Gr00tConfig, files: CheckpointFiles) -
             write=writer(model, len(config.env.cameras), sizes),
             image_token=sizes.image_token,
             images=len(config.env.cameras),
-            tasks=shown_descriptions(config),
+            tasks=told_texts(shown_descriptions(config), model.indicator),
             padding=model.padding,
             length=model.prompt_length,
         )

@@ -16,6 +16,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.errors import did_you_mean
 from embodyrl.files import is_plain_name
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import told_texts
 from embodyrl.models.gr00t.config import (
     EMBODIMENTS,
     LEROBOT_PREFIX,
@@ -254,7 +255,7 @@ class CheckpointFiles(ConfiguredFolder):
             if config.statistics is None
             else read_statistics(Path(config.statistics))
         )
-        tokenizer = new_tokenizer(simulator.tasks.values())
+        tokenizer = new_tokenizer(told_texts(simulator.tasks.values(), config.indicator))
         sizes = _scratch_sizes(config, simulator, tokenizer.get_vocab_size(), chunk_size)
         return cls(
             config=sizes.to_config(),

@@ -18,6 +18,7 @@ from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models import lerobot
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import told_texts
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised
 from embodyrl.models.gr00t.check import incompatibilities, robot_of, writer
@@ -85,7 +86,7 @@ class Gr00tPolicy(Gr00tFlow):
         )
         if simulator is None or self.images.resizes(simulator.image_size):
             self.reads_on_host = frozenset({"images"})
-        self._tasks = [] if simulator is None else [*simulator.tasks.values()]
+        self._tasks = [] if simulator is None else told_texts(simulator.tasks.values(), config.indicator)
         if self.num_images is not None:
             self.expect_images(self.num_images)
         sees_state = config.value_input is ValueInput.vl_and_state
@@ -112,7 +113,7 @@ class Gr00tPolicy(Gr00tFlow):
             padding=self.config.padding,
         )
 
-    def preprocess(self, observation: PolicyObservation) -> Inputs:
+    def read(self, observation: PolicyObservation) -> Inputs:
         """Return `pixel_values [B, V, 3, h, h]`, `input_ids [B, L]`, `attention_mask [B, L]`, and `state [B, 1, S]`,
         normalised and padded.
 

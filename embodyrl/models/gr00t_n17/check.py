@@ -11,7 +11,7 @@ from embodyrl.config.rules import shown_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.hub import is_hub_name
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.flow.config import FlowInfo, FlowSizes
+from embodyrl.models.flow.config import FlowInfo, FlowSizes, told_texts
 from embodyrl.models.gr00t.check import PREDICTS, check_adapters, check_one_robot
 from embodyrl.models.gr00t.config import ValueInput
 from embodyrl.models.gr00t.prompts import PromptError
@@ -124,7 +124,9 @@ def _check_prompts(
     height, width = config.env.image_size
     images = len(config.env.cameras) * robot.frames
     try:
-        files.prompts((height, width), images, shown_descriptions(config), model.prompt_length)
+        files.prompts(
+            (height, width), images, told_texts(shown_descriptions(config), model.indicator), model.prompt_length
+        )
     except PromptError as error:
         yield ConfigIssue("model.prompt_length", str(error))
     except PolicyError as error:

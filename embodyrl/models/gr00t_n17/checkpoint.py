@@ -14,6 +14,7 @@ from typing import Any
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import told_texts
 from embodyrl.models.gr00t.config import LEROBOT_PREFIX, LEROBOT_TYPE, embodiment_number, refuse_weights
 from embodyrl.models.gr00t.prompts import new_tokenizer as new_chat_tokenizer
 from embodyrl.models.gr00t_n17 import lerobot
@@ -334,7 +335,8 @@ class CheckpointFiles(CheckpointFolder):
     def scratch(cls, config: Gr00tN17Config, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
         """See `CheckpointFolder.scratch`."""
         version = VERSIONS[config.name]
-        tokenizer = (new_chat_tokenizer if version is N16 else new_tokenizer)(simulator.tasks.values())
+        texts = told_texts(simulator.tasks.values(), config.indicator)
+        tokenizer = (new_chat_tokenizer if version is N16 else new_tokenizer)(texts)
         content, vlm = _scratch_configs(config, version, simulator, chunk_size)
         key = "image_token_index" if version is N16 else "image_token_id"
         piece = "<IMG_CONTEXT>" if version is N16 else "<|image_pad|>"

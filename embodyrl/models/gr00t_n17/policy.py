@@ -17,6 +17,7 @@ from torch.nn import functional
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import told_texts
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised
 from embodyrl.models.gr00t.config import ValueInput
@@ -85,7 +86,7 @@ class Gr00tN17Policy(Gr00tFlow):
         self.geometry = self.files.geometry
         if simulator is None or simulator.image_size is None or self.geometry.steps(*simulator.image_size):
             self.reads_on_host = frozenset({"images"})
-        self._tasks = [] if simulator is None else [*simulator.tasks.values()]
+        self._tasks = [] if simulator is None else told_texts(simulator.tasks.values(), config.indicator)
         self._prompts: dict[tuple[int, int], PlacedPrompts] = {}
         self._image_size = None if simulator is None else simulator.image_size
         if self._image_size is not None:
@@ -109,7 +110,7 @@ class Gr00tN17Policy(Gr00tFlow):
             self._prompts[size] = self.files.prompts(size, images, self._tasks, length)
         return self._prompts[size]
 
-    def preprocess(self, observation: PolicyObservation) -> Inputs:
+    def read(self, observation: PolicyObservation) -> Inputs:
         """Return `pixel_values [B, V, 3, h, w]`, `input_ids [B, L]`, `attention_mask [B, L]`, of N1.7 `places [B, 3,
         L]`, `state [B, 1, A]`, normalised and padded, and `raw_state [B, S]`.
 

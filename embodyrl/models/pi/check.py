@@ -14,7 +14,7 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import shown_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.flow.config import FlowInfo, FlowSizes
+from embodyrl.models.flow.config import FlowInfo, FlowSizes, told_texts
 from embodyrl.models.lerobot import PREPROCESSOR, RELATIVE_STEPS, LerobotInfo, Robot, steps_of
 from embodyrl.models.pi.checkpoint import (
     LEROBOT_PREFIX,
@@ -251,7 +251,9 @@ def _check_prompts(
     if prompts is None:
         return
     try:
-        prompts.check(shown_descriptions(config), written_numbers(model, states, sizes.state_dim))
+        prompts.check(
+            told_texts(shown_descriptions(config), model.indicator), written_numbers(model, states, sizes.state_dim)
+        )
     except PolicyError as error:
         yield ConfigIssue("model.prompt_length", str(error))
 

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import unit_range
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import told_texts
 from embodyrl.models.lerobot import NUMBERS as LEROBOT_NUMBERS
 from embodyrl.models.lerobot import (
     Robot,
@@ -242,7 +243,8 @@ class CheckpointFiles(PaliGemmaFiles):
     @classmethod
     def scratch(cls, config: PiConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
         """See `CheckpointFolder.scratch`."""
-        tokenizer = new_tokenizer(simulator.tasks.values())
+        texts = told_texts(simulator.tasks.values(), config.indicator)
+        tokenizer = new_tokenizer(texts)
         prompts = Prompts(read_tokenizer(TOKENIZERS[0], tokenizer.to_str().encode()), length=0)
         state = np.zeros(simulator.proprio_dim) if config.state is StateInput.prompt else None
         sizes = config.scratch
@@ -251,7 +253,7 @@ class CheckpointFiles(PaliGemmaFiles):
             "max_action_dim": simulator.action_dim,
             "max_state_dim": max(1, simulator.proprio_dim),
             "chunk_size": chunk_size,
-            "tokenizer_max_length": max(len(prompts.ids(task, state)) for task in simulator.tasks.values()),
+            "tokenizer_max_length": max(len(prompts.ids(text, state)) for text in texts),
             "image_resolution": [sizes.image_size] * 2,
             "input_features": {f"observation.images.{camera}": {"type": "VISUAL"} for camera in simulator.cameras},
             "vlm_config": {

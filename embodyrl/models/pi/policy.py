@@ -24,6 +24,7 @@ from torch.nn import functional
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import told_texts
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.lerobot import Robot
@@ -85,7 +86,7 @@ class PiPolicy(FlowPolicy):
             self.written = WrittenStates(copy.deepcopy(self.states), written)
             self.reads_on_host = frozenset({"proprio"})
         if simulator is not None:
-            self.prompts.check(simulator.tasks.values(), written)
+            self.prompts.check(told_texts(simulator.tasks.values(), config.indicator), written)
         width, seen = self.architecture.expert.width, self.architecture.language.width
         self.set_up_flow(
             TimeGrid.falling(config.denoising_steps, summed=config.denoising_times is DenoisingTimes.summed),
@@ -125,7 +126,7 @@ class PiPolicy(FlowPolicy):
 
     # ------------------------------------------------------------------------------------------------------- inputs
 
-    def preprocess(self, observation: PolicyObservation) -> Inputs:
+    def read(self, observation: PolicyObservation) -> Inputs:
         """Return `pixel_values [B, V, 3, h, h]` in [-1, 1], `input_ids [B, L]`, `attention_mask [B, L]`, `state [B, S]`
         normalised and padded, and, if actions are relative to it, `proprio [B, S]`.
 

@@ -9,7 +9,7 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.rules import shown_descriptions
 from embodyrl.config.schema import Config
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.flow.config import FlowInfo, FlowSizes
+from embodyrl.models.flow.config import FlowInfo, FlowSizes, told_texts
 from embodyrl.models.lerobot import LerobotInfo, Robot
 from embodyrl.models.smolvla.checkpoint import CheckpointFiles, files_before_simulator
 from embodyrl.models.smolvla.config import Architecture, SmolVLAConfig
@@ -123,7 +123,7 @@ def _check_folder(config: Config, model: SmolVLAConfig) -> Iterator[ConfigIssue]
     length = model.prompt_length or architecture.prompt_length
     prompts = Prompts(tokenizer, pad=architecture.pad_token, length=length)
     try:
-        for task in shown_descriptions(config):
+        for task in told_texts(shown_descriptions(config), model.indicator):
             prompts.ids(task)
     except PolicyError as error:
         yield ConfigIssue("model.prompt_length", str(error))

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import told_texts
 from embodyrl.models.lerobot import (
     ACTION,
     BUFFERS,
@@ -98,14 +99,15 @@ class CheckpointFiles(LerobotFiles):
     @classmethod
     def scratch(cls, config: SmolVLAConfig, simulator: SimulatorSpec, chunk_size: int) -> CheckpointFiles:
         """See `CheckpointFolder.scratch`."""
-        tokenizer = new_tokenizer(simulator.tasks.values())
+        texts = told_texts(simulator.tasks.values(), config.indicator)
+        tokenizer = new_tokenizer(texts)
         sizes, state, action = config.scratch, max(1, simulator.proprio_dim), simulator.action_dim
         description = _description(simulator.cameras, sizes.image_size, state, action) | {
             "max_action_dim": action,
             "max_state_dim": state,
             "chunk_size": config.horizon or chunk_size,
             "n_action_steps": chunk_size,
-            "tokenizer_max_length": max(len(tokenizer.encode(ended(task)).ids) for task in simulator.tasks.values()),
+            "tokenizer_max_length": max(len(tokenizer.encode(ended(text)).ids) for text in texts),
             "num_vlm_layers": sizes.layers,
             "expert_width_multiplier": sizes.expert_width,
             "self_attn_every_n_layers": sizes.self_attention_every,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.flow.config import told_texts
 from embodyrl.models.flow.denoising import TimeGrid
 from embodyrl.models.flow.policy import Denoised, FlowPolicy
 from embodyrl.models.policy import (
@@ -66,14 +67,15 @@ class SmolVLAPolicy(FlowPolicy):
         if config.checkpoint != PUBLISHED:
             there = None if simulator is None else simulator.cameras
             self.cameras = choose_cameras(config.cameras, there, sizes.images)
+        texts = [] if simulator is None else told_texts(simulator.tasks.values(), config.indicator)
         self.prompts = Prompts(
             self.files.tokenizer,
             pad=sizes.pad_token,
             length=config.prompt_length or sizes.prompt_length,
-            tasks=simulator.tasks.values() if simulator is not None and sizes.pads_to_longest else None,
+            tasks=texts if simulator is not None and sizes.pads_to_longest else None,
         )
-        for task in {} if simulator is None else simulator.tasks.values():
-            self.prompts.ids(task)
+        for text in texts:
+            self.prompts.ids(text)
         self.set_up_flow(
             TimeGrid.falling(config.denoising_steps, summed=False),
             horizon=sizes.horizon,
@@ -97,7 +99,7 @@ class SmolVLAPolicy(FlowPolicy):
 
     # ------------------------------------------------------------------------------------------------------- inputs
 
-    def preprocess(self, observation: PolicyObservation) -> Inputs:
+    def read(self, observation: PolicyObservation) -> Inputs:
         """Return `pixel_values [B, V, 3, h, h]` in [-1, 1], `input_ids [B, L]`, `attention_mask [B, L]` and `state
         [B, S]`, normalised and padded. Without images, which traces may replace, there are no `pixel_values`.
 

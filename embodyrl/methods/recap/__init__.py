@@ -1,0 +1,1 @@
+"""RECAP: advantage-conditioned policies (Physical Intelligence 2025)."""
