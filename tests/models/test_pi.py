@@ -89,7 +89,7 @@ def pad(content: Any, length: int = 32) -> None:
 
 
 @pytest.mark.parametrize("value_from", ["expert", "prefix"])
-@pytest.mark.parametrize("method", NoiseMethod)
+@pytest.mark.parametrize("method", [each for each in NoiseMethod if each is not NoiseMethod.none])
 @pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("name", ["pi0", "pi05"])
 def test_learning_computes_bit_for_bit_what_the_rollout_did(

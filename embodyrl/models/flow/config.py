@@ -218,6 +218,13 @@ def _explores(config: Config, model: FlowConfig) -> Iterator[ConfigIssue]:
     """Yield an issue if steps of denoising are random for a method that asks for none, or the other way round."""
     learns, has_none = config.algorithm.needs(config).learns, model.noise_method is NoiseMethod.none
     name = config.algorithm.name
+    if has_none and model.joint_logprob:
+        yield ConfigIssue(
+            ("model.joint_logprob", "model.noise_method"),
+            "model.joint_logprob = true, but with model.noise_method = none no step is random",
+            "leave it out",
+            fix={"model.joint_logprob": LEAVE_OUT},
+        )
     if learns is Learns.likelihood and has_none:
         able = [other for other, needs in needs_of_all(config).items() if needs.learns is Learns.velocity]
         yield ConfigIssue(

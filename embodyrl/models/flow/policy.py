@@ -200,9 +200,9 @@ class FlowPolicy(Policy):
 
     # ------------------------------------------------------------------------------------ what a family implements
 
-    @abstractmethod
     def read(self, observation: PolicyObservation) -> Inputs:
-        """Convert an observation into network inputs; see `Policy.preprocess`."""
+        """Convert an observation into network inputs; see `Policy.preprocess`, which is the default."""
+        return super().preprocess(observation)
 
     @abstractmethod
     def condition(self, inputs: Inputs) -> Any:
