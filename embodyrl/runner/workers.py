@@ -196,6 +196,7 @@ class RolloutWorker:
         engine = self.share.engine
         with engine.clock.measure(Phase.sync):
             self._receivers[request.place].receive(request.edition)
+        engine.policy.weights_replaced()
         engine.set_version(request.version)
         self._edition = request.edition
 
