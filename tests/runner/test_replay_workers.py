@@ -19,6 +19,11 @@ Find = Callable[[str], tuple[Learner, Runs]]
 TD3 = ["algorithm=td3"]
 SELDOM = ["algorithm.off_policy.updates_per_step=0.015"]
 """Of six iterations the third, fourth and sixth make a step."""
+AHEAD = [
+    *(("sac", 2, 2, []), ("sac", 1, 2, TD3), ("sac", 0, 1, []), ("iql", 1, 2, []), ("rlpd", 1, 1, [])),
+    *(("dagger", 1, 2, []), ("pixels", 2, 1, []), ("steered", 1, 2, [])),
+]
+"""A learner, its staleness, the number of workers, and more settings."""
 SHORT = ["run.iterations=6", "run.save_every=2", "run.eval_every=2"]
 
 
@@ -52,11 +57,7 @@ def test_ranks_keep_the_decisions_of_their_shares(name: str, runs_of: Find) -> N
 
 @pytest.mark.parametrize(
     ("name", "staleness", "count", "more"),
-    rest_slow(
-        [("sac", 2, 2, []), ("sac", 1, 2, TD3), ("sac", 0, 1, []), ("iql", 1, 2, []), ("rlpd", 1, 1, [])]
-        + [("dagger", 1, 2, []), ("pixels", 2, 1, []), ("steered", 1, 2, [])],
-        2,
-    ),
+    rest_slow(AHEAD, 2),
 )
 def test_a_run_ahead_of_learning_is_that_of_one_process_that_is(
     name: str, staleness: int, count: int, more: list[str], runs_of: Find, tmp_path: Path
