@@ -1,10 +1,13 @@
 """Seconds per iteration of asynchronous against synchronous runs, interleaved.
 
-    python benchmarks/async_rollouts.py [--rounds 3] [--out benchmarks/results/async_rollouts.json]
+    python benchmarks/async_rollouts.py [--rounds 3] [--only WORD] [--out benchmarks/results/async_rollouts.json]
 
 Cases: simulators that sleep and a stage that sleeps as long (the bound is then exactly known); the same with a reward
-of 200 ms per chunk row as a stage of its own; real MetaWorld with an MLP. Every run has one rollout worker. `waits` is
-the share of a rollout in which the worker had nothing to do, which includes waiting for weights.
+of 200 ms per chunk row as a stage of its own; real MetaWorld with an MLP; soft actor-critic, whose updates are real,
+with simulators that sleep about as long, with MetaWorld, and with MetaWorld and an eighth of the updates. Every
+asynchronous run has one rollout worker, and so has every synchronous one but for those of soft actor-critic, which have
+what is fastest there: none. `waits` is the share of a rollout in which the worker had nothing to do, which includes
+waiting for weights.
 """
 
 from __future__ import annotations
@@ -32,6 +35,23 @@ algorithm: {epochs: 1, minibatches: 1}
 eval: {first_start_state: 1000, episodes: 1}
 run: {name: sleeps}
 """
+SLEEPS_SAC = """
+defaults: [model: mlp, algorithm: sac, _self_]
+plugins: [sleeping_simulator]
+env: {name: sleeping, step_ms: 10.0, sigma: 0.0, num_envs: 8, workers: 4, max_episode_steps: 50, start_states: 50}
+model: {head: squashed, activation: relu}
+rollout: {num_chunks: 16}
+algorithm:
+  off_policy:
+    replay: {capacity: 20000, start_after: 256}
+    updates_per_step: 2.0
+    batch_size: 128
+    critics: {hidden_sizes: [128, 128]}
+eval: {first_start_state: 1000, episodes: 1}
+run: {name: sleeps}
+"""
+"""The updates of `metaworld_reach_sac`; in an iteration each simulator process sleeps for 32 steps."""
+STEPS = 32
 QUIET = ["run.eval_every=0", "eval.episodes=1", "run.save_every=0", "tracking.sinks=[jsonl]"]
 MODES = {"sync": ["rollout.mode=sync"], "async": ["rollout.mode=async", "rollout.max_staleness=1"]}
 
@@ -46,29 +66,45 @@ class Case:
     settings: tuple[str, ...]
     seconds: float | None = None
     """How long the stage that stands for learning sleeps [s]."""
+    first: int = 2
+    """Iterations before this one are not counted: in the first, rollouts begin."""
+    sync: tuple[str, ...] = ("placement.rollout.workers=1",)
+    """Settings of synchronous runs alone."""
+    balanced: bool = False
+    """Whether simulators sleep as long as learning takes here."""
 
 
+NO_WORKERS = ("placement.rollout.workers=0",)
+REACH = "experiment/metaworld_reach_sac"
 CASES = [
     Case("sleeping, learning as long as rollout", "sleeps.yaml", ("run.iterations=8",), 2.05),
     Case("sleeping, learning half as long", "sleeps.yaml", ("run.iterations=8",), 1.0),
     Case("a reward of 200 ms", "sleeps.yaml", ("run.iterations=8", "rollout.num_chunks=20"), 0.2),
     Case("MetaWorld reach, MLP", "experiment/metaworld_reach", ("run.iterations=12",)),
+    Case("SAC, sleeping", "sleeps_sac.yaml", ("run.iterations=11",), first=4, sync=NO_WORKERS, balanced=True),
+    Case("SAC, MetaWorld reach", REACH, ("run.iterations=18",), first=10, sync=NO_WORKERS),
+    Case(
+        "SAC, MetaWorld reach, 0.25 updates per step",
+        REACH,
+        ("run.iterations=40", "algorithm.off_policy.updates_per_step=0.25"),
+        first=12,
+        sync=NO_WORKERS,
+    ),
 ]
-FIRST = 2
-"""Iterations before this one are not counted: in the first, rollouts begin."""
 
 
-def run(case: Case, mode: str, folder: Path) -> dict[str, float]:
+def run(case: Case, mode: str, folder: Path, *more: str) -> dict[str, float]:
     """Train, and return medians over the iterations."""
     path = folder / f"{CASES.index(case)}_{mode}_{len(list(folder.iterdir()))}"
     source = str(folder / case.source) if case.source.endswith(".yaml") else case.source
-    settings = [*case.settings, *QUIET, *MODES[mode], "placement.rollout.workers=1", f"run.dir={path}"]
+    apart = case.sync if mode == "sync" else ("placement.rollout.workers=1",)
+    settings = [*case.settings, *QUIET, *MODES[mode], *apart, f"run.dir={path}", *more]
     command = [sys.executable, "-m", "embodyrl", "run", source, *settings]
     subprocess.run(
         command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "SLEEP_S": str(case.seconds or 0.0)}
     )
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if "time/iteration" in row][FIRST:-1]  # in the last one no rollout begins
+    rows = [row for row in rows if "time/iteration" in row][case.first : -1]  # in the last one no rollout begins
     found = {"iteration_s": statistics.median(row["time/iteration"] for row in rows)}
     rollout = [row["time/iteration"] - row["time/train"] for row in rows]
     if mode == "sync":
@@ -82,6 +118,7 @@ def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="cases with this word in their name")
     parser.add_argument("--out", type=Path, default=RESULTS / "async_rollouts.json")
     options = parser.parse_args()
     result: dict[str, Any] = {
@@ -92,10 +129,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="embodyrl-async-") as name:
         folder = Path(name)
         (folder / "sleeps.yaml").write_text(SLEEPS)
+        (folder / "sleeps_sac.yaml").write_text(SLEEPS_SAC)
         for plugin in ("sleeping_simulator", "sleeping_stage"):
             (folder / f"{plugin}.py").write_text((HERE / f"{plugin}.py").read_text())
-        for case in CASES:
-            found = [{mode: run(case, mode, folder) for mode in MODES} for _ in range(options.rounds)]
+        for case in (case for case in CASES if options.only in case.name):
+            more = []
+            if case.balanced:
+                learning = run(case, "sync", folder, "env.step_ms=1.0")["learning_s"]
+                more = [f"env.step_ms={1e3 * learning / STEPS:.1f}"]
+            found = [{mode: run(case, mode, folder, *more) for mode in MODES} for _ in range(options.rounds)]
             result["cases"][case.name] = told = summary(found)
             print(f"{case.name:<40}" + "  ".join(f"{key} {value:.3f}" for key, value in told.items()), flush=True)
     options.out.write_text(json.dumps(result, indent=2) + "\n")

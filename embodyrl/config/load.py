@@ -42,7 +42,7 @@ from embodyrl.config.plugins import (
     read_saved,
 )
 from embodyrl.config.renames import convert_saved, of_other_methods
-from embodyrl.config.rules import ConfigUse, Rule, check_rules, hub_names, placed, simulator_runs_here
+from embodyrl.config.rules import ConfigUse, Rule, check_rules, hub_names, placed, rollout_notes, simulator_runs_here
 from embodyrl.config.schema import Config, OfTasks
 from embodyrl.config.values import Interpolation, show
 from embodyrl.hub import HubError, HubName, cached, describe, fetch
@@ -255,7 +255,7 @@ def _finish(
     inherited = [] if use is ConfigUse.show else list(inherited_values(config, composed))
     faults += [each.fault for each in inherited if each.what is OfTasks.fault]
     notes = [f"{each.fault.message}: {each.fault.hint}" for each in inherited if each.what is OfTasks.note]
-    notes += config.algorithm.notes(config)
+    notes += [*rollout_notes(config), *config.algorithm.notes(config)]
     if left_out:
         names = ", ".join(map(dotted, left_out))
         notes.append(f"left out, because algorithm {config.algorithm.name!r} has no such settings: {names}")

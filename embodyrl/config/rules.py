@@ -22,7 +22,9 @@ from embodyrl.config.schema import (
     Config,
     Episodes,
     Observe,
+    Offload,
     ParallelBackend,
+    RolloutMode,
     Schedule,
 )
 from embodyrl.config.values import show
@@ -370,6 +372,8 @@ def shares_of_ranks(config: Config, ranks: int) -> Iterator[ConfigIssue]:
     """Check that envs, simulator processes and optimizer state can be shared evenly by this many ranks."""
     if not config.placement.rollout.workers:
         yield from _even_shares(config, ranks, "ranks", "engine.parallel.world_size")
+    elif config.algorithm.needs(config).replay is not None:  # each rank keeps the decisions of its share
+        yield from _even_envs(config, ranks, "ranks", "engine.parallel.world_size")
     name, backend = config.engine.optimizer.name, config.engine.parallel.backend
     if ranks > 1 and name == "adamw_8bit" and backend not in (ParallelBackend.none, ParallelBackend.auto):
         yield ConfigIssue(
@@ -387,6 +391,41 @@ def slots_fit_rollout_workers(config: Config) -> Iterator[ConfigIssue]:
         yield from _even_shares(config, workers, "rollout workers", "placement.rollout.workers")
 
 
+@rule
+def async_rollouts_can_be(config: Config) -> Iterator[ConfigIssue]:
+    """Check that asynchronous rollouts have workers, and that nothing is offloaded meanwhile."""
+    if config.rollout.mode is not RolloutMode.async_:
+        return
+    if not config.placement.rollout.workers:
+        yield ConfigIssue(
+            ("rollout.mode", "placement.rollout.workers"),
+            "rollout.mode is async, which needs rollout workers, and there are none: the ranks roll out themselves",
+            "set placement.rollout.workers to 1 or more, or rollout.mode to sync",
+        )
+    offloads = {"env.offload": config.env.offload, "engine.offload": config.engine.offload is not Offload.none}
+    for name in (name for name, used in offloads.items() if used):
+        yield ConfigIssue(
+            ("rollout.mode", name),
+            f"rollout.mode is async, but {name} makes room for learning while nothing is rolled out, which is never",
+            f"leave {name} out, or set rollout.mode to sync",
+            fix={name: LEAVE_OUT},
+        )
+
+
+def rollout_notes(config: Config) -> list[str]:
+    """Return a note if no rollout is ahead of learning and the numbers are still not those of `sync`."""
+    rollout, ranks = config.rollout, config.engine.parallel.world_size
+    workers, ranks = config.placement.rollout.workers, ranks if isinstance(ranks, int) else 1
+    numbers_differ = rollout.blocks == "auto" and workers != ranks
+    if rollout.mode is not RolloutMode.async_ or rollout.max_staleness or not numbers_differ:
+        return []
+    return [
+        f"rollout.max_staleness = 0 gives the numbers of rollout.mode=sync only with as many blocks of envs, and "
+        f"rollout.blocks is auto: {workers} here, one for each rollout worker, and {ranks} without workers, one for "
+        f"each rank. To compare the two, set rollout.blocks={workers} in both"
+    ]
+
+
 def _even_shares(config: Config, count: int, processes: str, setting: str) -> Iterator[ConfigIssue]:
     """Check that envs, simulator processes and blocks can be shared evenly by the processes that roll out.
 
@@ -396,6 +435,18 @@ def _even_shares(config: Config, count: int, processes: str, setting: str) -> It
         processes: what they are called.
         setting: the setting that says how many there are.
     """
+    yield from _even_envs(config, count, processes, setting)
+    for name, number in (("env.workers", config.env.workers), ("rollout.blocks", config.rollout.blocks)):
+        if isinstance(number, int) and number % count:
+            yield ConfigIssue(
+                (name, setting),
+                f"{name} = {number} cannot be shared by {count} {processes}",
+                f"set {name} to {_multiples(number, count)}, or auto",
+            )
+
+
+def _even_envs(config: Config, count: int, processes: str, setting: str) -> Iterator[ConfigIssue]:
+    """Check that each of some processes gets the same number of whole groups of envs; see `_even_shares`."""
     envs, size = config.env.num_envs, config.rollout.group_size
     if envs % (count * size):
         groups = f" in whole groups of rollout.group_size = {size}" if size > 1 else ""
@@ -404,13 +455,6 @@ def _even_shares(config: Config, count: int, processes: str, setting: str) -> It
             f"env.num_envs = {envs} cannot be shared by {count} {processes}{groups}",
             f"set env.num_envs to {_multiples(envs, count * size)}",
         )
-    for name, number in (("env.workers", config.env.workers), ("rollout.blocks", config.rollout.blocks)):
-        if isinstance(number, int) and number % count:
-            yield ConfigIssue(
-                (name, setting),
-                f"{name} = {number} cannot be shared by {count} {processes}",
-                f"set {name} to {_multiples(number, count)}, or auto",
-            )
 
 
 @rule

@@ -122,6 +122,8 @@ class HybridEngine:
         """Called after every optimiser step; raises an error if processes that the run needs have ended."""
         self.version = 0
         """Updates so far; every chunk is labelled with the version that produced it."""
+        self.edition = 0
+        """Changes of the policy in this process, of its weights and of its statistics: who keeps a copy compares it."""
         self.precision = choose_precision(config.precision, policy, self.device)
         """Data type of forward passes."""
         self.computing = computing_in(self.precision, self.device)
@@ -254,8 +256,13 @@ class HybridEngine:
     def set_version(self, version: int) -> None:
         """Note that the weights are those of a version."""
         self.version = version
+        self.note_change()
         self.graphs.forget()
         self.policy.set_progress(min(version / self.optimizer.updates, 1.0))
+
+    def note_change(self) -> None:
+        """Note that the policy acts otherwise now: copies of it have to be made anew."""
+        self.edition += 1
 
     def scheduled(self, version: int, updates: int) -> dict[str, float]:
         """Return the settings that change over a run, with their values when a version of the policy acts and learns.

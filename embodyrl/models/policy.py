@@ -299,6 +299,10 @@ class Policy(nn.Module, ABC):
         Values that a chunk was sampled with belong in its trace, because they may differ when it is scored.
         """
 
+    def weights_replaced(self) -> None:
+        """Derive again what depends on weights and buffers, whose contents were replaced from outside, as in a rollout
+        worker. The default: nothing does."""
+
     def scheduled(self, done: float) -> Mapping[str, float]:
         """Return the settings that `set_progress` changes, such as `model.noise_level`, with their values when a share
         of the updates is done. The default: none."""

@@ -412,10 +412,17 @@ class Collector:
     def _following_chunks(self, collected: _Progress) -> FinalObservations | None:
         """Return the observations that are in no row of the batch, or their features if the policy keeps these; None if
         there are none."""
-        found = _following(collected)
-        if found is not None and self.engine.policy.keeps_features:
-            found.features = self._in_blocks(found.observation, found.slots, self.engine.stored_features).numpy()
-        return found
+        if not collected.cut_rows:
+            return None
+        rows, slots = np.array(collected.cut_rows), np.array(collected.cut_columns)
+        order = np.lexsort((slots, rows))  # slots were received in an order that may depend on timing
+        observation = Observation.concat(collected.cut_observations).take(order)
+        if self.engine.policy.keeps_features:
+            kept = {"features": self._in_blocks(observation, slots[order], self.engine.stored_features).numpy()}
+        else:
+            seen = {"images": observation.images, "proprio": observation.proprio}
+            kept = {name: column for name, column in seen.items() if column is not None}
+        return FinalObservations(rows=rows[order], slots=slots[order], columns=kept)
 
     def state_dict(self) -> dict[str, Any]:
         """Return episode numbers and totals of the episodes in progress. Simulator states are the manager's."""
@@ -434,16 +441,6 @@ class Collector:
         for hook in self._hooks:
             if hook.state_name and self._held:
                 hook.restore(self._numbers, state[hook.state_name])
-
-
-def _following(collected: _Progress) -> FinalObservations | None:
-    """Return the observations that are in no row of the batch; None if there are none."""
-    if not collected.cut_rows:
-        return None
-    rows, slots = np.array(collected.cut_rows), np.array(collected.cut_columns)
-    order = np.lexsort((slots, rows))  # slots were received in an order that may depend on timing
-    observation = Observation.concat(collected.cut_observations).take(order)
-    return FinalObservations(rows=rows[order], slots=slots[order], observation=observation)
 
 
 def _outcome(result: StepResult) -> dict[str, NDArray[Any]]:

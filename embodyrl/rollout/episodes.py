@@ -8,10 +8,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from embodyrl.config.schema import PerturbationLevels, TrainingPerturbations
-from embodyrl.envs import EpisodeSpec, Observation
+from embodyrl.envs import EpisodeSpec
 from embodyrl.envs.manager import StepResult
 from embodyrl.envs.perturb.kinds import Perturbation, drawn_levels, drawn_perturbation
 from embodyrl.rollout.batch import TrajectoryBatch
@@ -247,21 +249,40 @@ class EpisodeTracker:
 @dataclass(kw_only=True)
 class FinalObservations:
     """Observations that followed chunks and are in no row of a batch: those before a reset at the time limit, and those
-    at which a rollout ended. Of this process's slots, in the order of rows, then slots."""
+    at which a rollout ended."""
 
     rows: NDArray[np.int64]
     """`[M]`, row of the chunk before."""
     slots: NDArray[np.int64]
-    """`[M]`, its slot, as this process numbers them."""
-    observation: Observation
-    """`[M]`"""
-    features: NDArray[np.float16] | None = None
-    """`[M, F]`, what a policy that keeps features instead of observations made of them."""
+    """`[M]`, its slot in the batch."""
+    columns: Mapping[str, NDArray[Any]]
+    """`[M, ...]`: `images` and `proprio` as in `Observation`, or `features` if the policy keeps these instead."""
 
-    def column(self, name: str) -> NDArray[Any]:
-        """Return a part of the observations, or their features."""
-        found: NDArray[Any] = getattr(self if name == "features" else self.observation, name)
-        return found
+    def leaves(self) -> dict[str, Tensor]:
+        """Return all numbers by name, to be written or mapped."""
+        found = {"rows": self.rows, "slots": self.slots, **self.columns}
+        return {name: torch.from_numpy(column) for name, column in found.items()}
+
+    @classmethod
+    def from_leaves(cls, found: Mapping[str, Tensor]) -> FinalObservations | None:
+        """Return the observations with these `leaves`; None if there are none."""
+        if not found:
+            return None
+        columns = {name: column.numpy() for name, column in found.items()}
+        return cls(rows=columns.pop("rows"), slots=columns.pop("slots"), columns=columns)
+
+    @staticmethod
+    def join(parts: Sequence[FinalObservations | None], sizes: Sequence[int]) -> FinalObservations | None:
+        """Join those of neighbouring batches with so many slots each; None if none has any."""
+        firsts = np.cumsum([0, *sizes])
+        there = [(part, first) for part, first in zip(parts, firsts, strict=False) if part is not None]
+        if not there:
+            return None
+        return FinalObservations(
+            rows=np.concatenate([part.rows for part, _ in there]),
+            slots=np.concatenate([first + part.slots for part, first in there]),
+            columns={name: np.concatenate([part.columns[name] for part, _ in there]) for name in there[0][0].columns},
+        )
 
 
 @dataclass(kw_only=True)
@@ -274,4 +295,4 @@ class Rollout:
     env_steps: int
     """Control steps executed."""
     following: FinalObservations | None = None
-    """What followed chunks of this process's slots, for algorithms that keep it."""
+    """What followed chunks, for algorithms that keep it; of several ranks that play themselves, each has its own."""

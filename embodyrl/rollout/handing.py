@@ -20,10 +20,11 @@ from torch import Tensor
 from embodyrl.placement.transport.lending import MemoryClient, MemoryServer, RemoteMemory
 from embodyrl.placement.transport.segment import MemoryGone, Segment
 from embodyrl.rollout.batch import TrajectoryBatch, leaves, type_name
-from embodyrl.rollout.episodes import FinishedEpisode, Rollout
+from embodyrl.rollout.episodes import FinalObservations, FinishedEpisode, Rollout
 from embodyrl.rollout.spread import is_large
 
 _SEGMENT = "rollout"
+FOLLOWING = "following/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,8 @@ class SharedRollout:
     size: Sequence[int]
     """`[K, B]`."""
     columns: Mapping[str, Sequence[Any]]
-    """Type, shape and offset of each column, by its name in `leaves`."""
+    """Type, shape and offset of each column, by its name in `leaves`; those of what followed chunks by `FOLLOWING` and
+    their name."""
     task_descriptions: Sequence[str]
     finished: Sequence[Mapping[str, Any]]
     """Fields of each `FinishedEpisode`."""
@@ -76,9 +78,9 @@ class SharedColumns:
     def share(self, rollout: Rollout) -> SharedRollout:
         """Return what others need to map a rollout; columns that are elsewhere are copied here first."""
         batch = rollout.batch
-        columns = {
-            name: [type_name(leaf.dtype), list(leaf.shape), self._offset(leaf)] for name, leaf in leaves(batch).items()
-        }
+        following = {} if rollout.following is None else rollout.following.leaves()
+        every = leaves(batch) | {f"{FOLLOWING}{name}": leaf for name, leaf in following.items()}
+        columns = {name: [type_name(leaf.dtype), list(leaf.shape), self._offset(leaf)] for name, leaf in every.items()}
         if self._server is not None:
             self._lent = self._server.lend(self._segment.fd)
         return SharedRollout(
@@ -129,10 +131,13 @@ def map_rollout(
         columns = _map_all(shared)
     else:
         columns = _read_all(shared, share, timeout_s)
+    names = [name for name in columns if name.startswith(FOLLOWING)]
+    following = {name.removeprefix(FOLLOWING): columns.pop(name) for name in names}
     return Rollout(
         batch=TrajectoryBatch.from_leaves(columns, torch.Size(shared.size), shared.task_descriptions),
         finished=[FinishedEpisode(**episode) for episode in shared.finished],
         env_steps=shared.env_steps,
+        following=FinalObservations.from_leaves(following),
     )
 
 
@@ -162,9 +167,10 @@ def _read_all(shared: SharedRollout, share: range | None, timeout_s: float) -> d
             continue
         content, offset = column.flatten().view(torch.uint8).numpy().data, shared.columns[name][2]
         wanted, inside = column.nbytes, [0]
-        if share is not None and is_large(name, column):
+        if share is not None and len(share) < shared.size[1] and is_large(name, column):
             row, slot = column[0].nbytes, column[0, 0].nbytes
-            wanted, inside = len(share) * slot, [step * row + share.start * slot for step in range(len(column))]
+            wanted = len(share) * slot
+            inside = [step * row + share.start * slot for step in range(len(column)) if wanted]
         starts += [offset + start for start in inside]
         rooms += [content[start : start + wanted] for start in inside]
     lent = RemoteMemory.from_plain(shared.lent)

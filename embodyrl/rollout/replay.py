@@ -340,13 +340,13 @@ class Replay:
         self._pages = 0
 
     def _by_place(self, rollout: Rollout) -> dict[str, NDArray[Any]]:
-        """Return the observations of this rank that follow chunks and are in no row, at the row and slot of the chunk:
-        `[K, B, ...]`, zeros elsewhere."""
+        """Return the observations that follow chunks and are in no row, at the row and slot of the chunk: `[K, B,
+        ...]`, those of this rank at least, and zeros elsewhere."""
         fields, following = {name: self.fields[name] for name in self._observed}, rollout.following
         found = {name: np.zeros((*rollout.batch.size, *each.shape), each.dtype) for name, each in fields.items()}
         if following is not None:
             for name, column in found.items():
-                column[following.rows, self.own.start + following.slots] = following.column(name)
+                column[following.rows, following.slots] = following.columns[name]
         return found
 
     def _begin(self, slots: NDArray[np.int64], episodes: NDArray[np.int64]) -> None:

@@ -66,6 +66,11 @@ class Rollouts(ABC):
         """The spec of the simulators."""
 
     @property
+    @abstractmethod
+    def own_slots(self) -> range:
+        """The slots of the run whose large columns this rank gets, of every batch."""
+
+    @property
     def seen(self) -> RecordedStart | None:
         """What the last evaluation showed of its first episode, for the lock of a checkpoint; None if this process has
         no simulators, or there was no evaluation."""
@@ -152,9 +157,9 @@ class Rollouts(ABC):
         """Continue with what `whole_waiting` returned, which every rank has read."""
         self.waiting = [replace(rollout, batch=self._spread(rollout.batch)) for rollout in whole]
 
-    def _spread(self, whole: TrajectoryBatch) -> TrajectoryBatch:
-        """Leave each rank its share of the large columns of a batch that all of them have whole."""
-        return leave_share(whole, self.exchange)
+    def _spread(self, whole: TrajectoryBatch, share: range | None = None) -> TrajectoryBatch:
+        """Leave each rank its share of the large columns of a batch that all of them have whole; see `leave_share`."""
+        return leave_share(whole, self.exchange, share)
 
 
 def join_states(states: Sequence[PlayState]) -> PlayState:

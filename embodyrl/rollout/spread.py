@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -18,7 +19,7 @@ from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.large import APART, LARGE_ROW
 from embodyrl.engine.parallel import Ranks
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch, concat, leaves, type_name
-from embodyrl.rollout.episodes import FinishedEpisode, Rollout
+from embodyrl.rollout.episodes import FinalObservations, FinishedEpisode, Rollout
 
 
 def gather_rollouts(own: Rollout, exchange: Exchange, episodes_per_slot: int) -> Rollout:
@@ -53,12 +54,11 @@ def gather_rollouts(own: Rollout, exchange: Exchange, episodes_per_slot: int) ->
             batch=batch,
             finished=[FinishedEpisode(**episode) for episode in each["finished"]],
             env_steps=each["env_steps"],
+            following=own.following if rank == ranks.rank else None,  # stays where it was collected
         )
-        for batch, each in zip(_gather_batches(small, ranks), every, strict=True)
+        for rank, (batch, each) in enumerate(zip(_gather_batches(small, ranks), every, strict=True))
     ]
-    joint = join_rollouts(parts, episodes_per_slot)
-    joint.following = own.following  # stays where it was collected
-    return joint
+    return join_rollouts(parts, episodes_per_slot)
 
 
 def join_rollouts(parts: Sequence[Rollout], episodes_per_slot: int) -> Rollout:
@@ -80,6 +80,7 @@ def join_rollouts(parts: Sequence[Rollout], episodes_per_slot: int) -> Rollout:
         batch=concat([batches[index] for index in range(episodes_per_slot) for batches in rounds], "B"),
         finished=sorted(finished, key=lambda episode: (episode.row, episode.slot)),
         env_steps=sum(part.env_steps for part in parts),
+        following=FinalObservations.join([part.following for part in parts], [part.batch.size[1] for part in parts]),
     )
 
 
@@ -155,14 +156,15 @@ def bring_own(batch: TrajectoryBatch, exchange: Exchange, slots: range) -> Traje
     return TrajectoryBatch.from_leaves(columns, batch.size, batch.task_descriptions)
 
 
-def leave_share(batch: TrajectoryBatch, exchange: Exchange) -> TrajectoryBatch:
-    """Leave each rank a share of the slots of a batch that all of them have whole; returns what all keep."""
+def leave_share(batch: TrajectoryBatch, exchange: Exchange, share: range | None = None) -> TrajectoryBatch:
+    """Leave each rank a share of the slots of a batch that all of them have whole; returns what all keep. `share` is
+    this rank's, if it is not `share_here`."""
     ranks = exchange.ranks
     columns = leaves(batch)
     large = [name for name, leaf in columns.items() if is_large(name, leaf)]
     if ranks.size == 1 or not large:
         return batch
-    share = share_here(batch.size[1], ranks)
+    share = share_here(batch.size[1], ranks) if share is None else share
     own = slice(share.start, share.stop)
     # A copy, so that what the batch is in need not be kept.
     held = {name: columns.pop(name)[:, own].clone().flatten(0, 1) for name in large}
@@ -175,6 +177,17 @@ def leave_share(batch: TrajectoryBatch, exchange: Exchange) -> TrajectoryBatch:
 def share_here(slots: int, ranks: Ranks) -> range:
     """Return the slots of a batch whose large columns this rank gets by `leave_share`."""
     return range(-(-slots * ranks.rank // ranks.size), -(-slots * (ranks.rank + 1) // ranks.size))
+
+
+def shares_here(sizes: Sequence[int], ranks: Ranks) -> list[range]:
+    """Return this rank's share of a batch, `share_here`, as slots of each of the batches that are joined to it and have
+    so many slots: a rank gets neighbours, mostly of one process."""
+    ends = list(accumulate(sizes))
+    share = share_here(ends[-1], ranks)
+    return [
+        range(min(max(share.start - end + size, 0), size), min(max(share.stop - end + size, 0), size))
+        for end, size in zip(ends, sizes, strict=True)
+    ]
 
 
 def leave_out(batch: TrajectoryBatch, names: Collection[str]) -> TrajectoryBatch:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from embodyrl.methods.learner import Learner
     from embodyrl.models import Policy
     from embodyrl.rollout.replay import Replay
+    from embodyrl.rollout.rollouts import Rollouts
 
 CONSOLE = "console"
 """The sink that shows a run on the screen."""
@@ -298,7 +299,7 @@ def open_transitions(config: Config, demonstrations: Demonstrations, manager: Of
     return Transitions(demonstrations.store, tasks, judge_ends=judge_ends)
 
 
-def open_replay(config: Config, manager: Offers, engine: HybridEngine, folder: Path) -> Replay | None:
+def open_replay(config: Config, rollouts: Rollouts, engine: HybridEngine, folder: Path) -> Replay | None:
     """Open the empty replay that the algorithm learns from, with this rank's slots; None if it learns from none."""
     needs = config.algorithm.needs(config)
     if needs.replay is None:
@@ -308,16 +309,15 @@ def open_replay(config: Config, manager: Offers, engine: HybridEngine, folder: P
     from embodyrl.rollout.replay_fields import MIB
 
     policy = engine.policy
-    settings, slots = needs.replay, config.env.num_envs
-    blocks = engine.blocks
+    settings, spec = needs.replay, rollouts.spec
     return Replay(
         settings.capacity,
-        slots=slots,
-        own=range(slots * blocks.here.start // blocks.count, slots * blocks.here.stop // blocks.count),
+        slots=config.env.num_envs,
+        own=rollouts.own_slots,
         fields=config.algorithm.fields(
             config,
-            proprio_dim=manager.spec.proprio_dim,
-            action_dim=manager.spec.action_dim,
+            proprio_dim=spec.proprio_dim,
+            action_dim=spec.action_dim,
             flow=policy.base.sizes if isinstance(policy, SteeredPolicy) else None,
         ),
         start_after=settings.start_after,

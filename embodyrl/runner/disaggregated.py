@@ -19,7 +19,7 @@ from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import FinishedEpisode, Rollout
 from embodyrl.rollout.handing import SharedRollout, map_rollout
 from embodyrl.rollout.rollouts import PlayState, Rollouts, SimulatorEvents, join_states
-from embodyrl.rollout.spread import join_rollouts, leave_large, share_here
+from embodyrl.rollout.spread import join_rollouts, leave_large, share_here, shares_here
 from embodyrl.rollout.watching import RecordedStart
 from embodyrl.runner.workers import Report, RolloutRequest, RolloutWorkers
 from embodyrl.tracking.clock import Phase
@@ -47,6 +47,7 @@ class WorkersRollouts(Rollouts):
         super().__init__(engine)
         self._spec = spec
         self._machine = machine
+        self._slots = config.env.num_envs
         self._engine = engine
         self._workers = workers
         self._several = config.placement.rollout.workers > 1
@@ -54,12 +55,12 @@ class WorkersRollouts(Rollouts):
         self._timeout_s = config.placement.rollout.timeout_s
         asynchronous = config.rollout.mode is RolloutMode.async_
         self._ahead = config.rollout.max_staleness if asynchronous else 0
-        # A version is overwritten when the rollout that acts with it has been learned from: by then it has been taken.
+        # An edition is overwritten when the rollout that acts with it has been learned from: by then it has been taken.
         self._senders = [
             SharedSender(engine.policy, whole=False, timeout_s=self._timeout_s) for _ in range(self._ahead + 1)
         ]
         self._sent: int | None = None
-        """Version of the weights that was sent last."""
+        """`HybridEngine.edition` of the weights that were sent last."""
         self._place = -1
         """Number of the sender that has it."""
         self._under_way = 0
@@ -88,17 +89,21 @@ class WorkersRollouts(Rollouts):
         return self._spec
 
     @property
+    def own_slots(self) -> range:
+        """See `Rollouts`."""
+        return share_here(self._slots, self.ranks)
+
+    @property
     def seen(self) -> RecordedStart | None:
         """See `Rollouts`."""
         return self._seen
 
     def collect(self, *, random: bool = False) -> Rollout:
         """See `Rollouts`. Asks for the next rollouts, then returns the oldest: one that was asked for `max_staleness`
-        iterations ago, and acted with the weights of that moment."""
-        assert not random, "the config rules ask for it"
+        iterations ago, and acted with the weights of that moment, or at random if `random` was said then."""
         wanted = max(1, min(self._ahead + 1, self.iterations_left))
         while len(self.waiting) + self._under_way < wanted:
-            self._begin()
+            self._begin(random=random)
         if not self.waiting:
             self._finish()
         rollout = self.waiting.pop(0)
@@ -110,9 +115,9 @@ class WorkersRollouts(Rollouts):
         while self._under_way:
             self._finish()
 
-    def _begin(self) -> None:
+    def _begin(self, *, random: bool) -> None:
         """Ask the workers for another rollout, with the weights of this moment."""
-        request = self._request()
+        request = dataclasses.replace(self._request(), random=random)
         if self._workers is not None:
             self._requests.append(self._workers.begin("collect", request))
         self._under_way += 1
@@ -125,24 +130,24 @@ class WorkersRollouts(Rollouts):
         self._under_way -= 1
         shared = [SharedRollout(**each) for each in self._shared(reports, dataclasses.asdict)]
         with self.clock.measure(Phase.sync):
-            rollouts = [self._map(each) for each in shared]
-            parts = [dataclasses.replace(rollout, batch=self._spread(rollout.batch)) for rollout in rollouts]
+            shares = shares_here([each.size[1] for each in shared], self.ranks)
+            parts = [self._map(each, share) for each, share in zip(shared, shares, strict=True)]
             self.ranks.barrier()  # workers free the memory of rollouts when they are asked for later ones
             self.waiting.append(join_rollouts(parts, self._episodes_per_slot))
         if reports is not None:
             self._idle["async/rollout_waited_s"] += max(report.idle_s for report in reports)
 
-    def _map(self, shared: SharedRollout) -> Rollout:
-        """Map a rollout, or read from another machine what this rank needs of it."""
-        share = share_here(shared.size[1], self.ranks) if self.ranks.size > 1 else None
-        return map_rollout(shared, self._machine, share=share, timeout_s=self._timeout_s)
+    def _map(self, shared: SharedRollout, share: range) -> Rollout:
+        """Map a rollout, or read from another machine what this rank needs of it, and leave the ranks their shares."""
+        rollout = map_rollout(shared, self._machine, share=share, timeout_s=self._timeout_s)
+        return dataclasses.replace(rollout, batch=self._spread(rollout.batch, share))
 
-    def _spread(self, whole: TrajectoryBatch) -> TrajectoryBatch:
+    def _spread(self, whole: TrajectoryBatch, share: range | None = None) -> TrajectoryBatch:
         """See `Rollouts`. A single rank, too, leaves large columns apart if they come from several workers, because
         joining them would copy them."""
         if self.ranks.size == 1 and self._several:
             return leave_large(whole, self.exchange)
-        return super()._spread(whole)
+        return super()._spread(whole, share)
 
     def evaluate(self, recorded: int, video: Path) -> list[FinishedEpisode]:
         """See `Rollouts`. The workers first finish what is under way."""
@@ -159,15 +164,19 @@ class WorkersRollouts(Rollouts):
 
     def _request(self) -> RolloutRequest:
         """Send the weights of this moment if they are new; returns what asks to act with them."""
-        version = self._engine.version
-        if version != self._sent:
+        edition = self._engine.edition
+        if edition != self._sent:
             self._place = (self._place + 1) % len(self._senders)
             with self.clock.measure(Phase.sync):
-                self._senders[self._place].send(version)
-            self._sent = version
+                self._senders[self._place].send(edition)
+            self._sent = edition
         ahead = len(self.waiting) + self._under_way
         return RolloutRequest(
-            version=version, place=self._place, restarts=self._restarts, iteration=self.iteration + ahead
+            version=self._engine.version,
+            edition=edition,
+            place=self._place,
+            restarts=self._restarts,
+            iteration=self.iteration + ahead,
         )
 
     def _reports(self, requests: Sequence[Request], after: int = 0) -> list[Report]:

@@ -168,6 +168,11 @@ class LocalRollouts(Rollouts):
         """See `Rollouts`."""
         return self._manager.spec
 
+    @property
+    def own_slots(self) -> range:
+        """See `Rollouts`."""
+        return self.share.slots
+
     def collect(self, *, random: bool = False) -> Rollout:
         """See `Rollouts`."""
         own = self.share.collect(random=random, iteration=self.iteration)

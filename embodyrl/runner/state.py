@@ -28,7 +28,7 @@ from embodyrl.engine.lora import save_policy
 from embodyrl.errors import DiskFull, RunError, shell_command
 from embodyrl.models.policy import Policy
 from embodyrl.rollout.batch import TrajectoryBatch, leaves
-from embodyrl.rollout.episodes import FinishedEpisode, Rollout
+from embodyrl.rollout.episodes import FinalObservations, FinishedEpisode, Rollout
 from embodyrl.rollout.replay import ReplayState
 from embodyrl.runner.checkpoint import (
     POLICY,
@@ -49,6 +49,7 @@ ENGINE = "engine"
 SIMULATORS = "simulators"
 SURPLUS = "surplus.safetensors"
 WAITING = "waiting"
+FOLLOWING = "following"
 TENSORS, STRUCTURE = ".safetensors", ".json"
 ADDED: dict[str, Any] = {"restore_mismatches": 0, "restores_exactly": True, "imitated": 0, "newest": {}}
 """Counters that the first checkpoints of this format lack, with the values that they get."""
@@ -148,6 +149,8 @@ class TrainerState:
             self.replay.save(folder / replay, None if before is None else before / replay)
         for number, rollout in enumerate(self.waiting):
             rollout.batch.save(folder / f"{WAITING}_{number:04d}{TENSORS}")
+            if rollout.following is not None:
+                save_file(rollout.following.leaves(), folder / f"{FOLLOWING}_{number:04d}{TENSORS}")
 
     def detached_copy(self) -> TrainerState:
         """Return a copy on the CPU that shares no memory, so that the run can continue while it is written."""
@@ -194,6 +197,7 @@ class TrainerState:
                         batch=TrajectoryBatch.load(folder / f"{WAITING}_{number:04d}{TENSORS}"),
                         finished=[FinishedEpisode(**episode) for episode in each["finished"]],
                         env_steps=each["env_steps"],
+                        following=_following_in(folder / f"{FOLLOWING}_{number:04d}{TENSORS}"),
                     )
                     for number, each in enumerate(waiting)
                 ],
@@ -203,6 +207,11 @@ class TrainerState:
             raise DamageError(
                 f"{folder} does not hold the state of a run ({type(error).__name__}: {error}): use another checkpoint"
             ) from error
+
+
+def _following_in(path: Path) -> FinalObservations | None:
+    """Return what followed chunks of a rollout; None if nothing of it was saved."""
+    return FinalObservations.from_leaves(load_file(path) if path.exists() else {})
 
 
 def _copied(batch: TrajectoryBatch) -> TrajectoryBatch:

@@ -20,7 +20,8 @@ from embodyrl.config import LoadedConfig
 from embodyrl.envs import SimulatorSpec
 from embodyrl.placement.launcher import Request
 from embodyrl.placement.transport.lending import MemoryServer, RemoteFolder, RemoteMemory, copy_folder
-from embodyrl.runner.build import SpecOnly, build_acting, open_simulators
+from embodyrl.rollout.interventions import expert_of, shown_to_policy
+from embodyrl.runner.build import SpecOnly, build_acting, open_simulators, simulator_config
 from embodyrl.runner.deployment import Deployment, ProcessAddress, lending
 from embodyrl.tracking.clock import Phase
 
@@ -62,12 +63,16 @@ class RolloutRequest:
 
     version: int
     """Of the weights to act with."""
+    edition: int
+    """`HybridEngine.edition` of these."""
     place: int
     """Which memory has them."""
     restarts: int
     """Simulator processes that have been replaced in the whole run."""
     iteration: int = 0
     """Of the rollout, from 0: the one that learns from it, unless iterations need several."""
+    random: bool = False
+    """Whether the rollout consists of random actions."""
 
 
 class RolloutWorker:
@@ -84,16 +89,19 @@ class RolloutWorker:
         self.address = address
         self._stack = ExitStack()
         self._server = self._stack.enter_context(lending(address.place))
-        self.manager = self._stack.enter_context(
-            open_simulators(loaded, address.log_dir, address.place, address.simulators)
+        self._expert = expert = expert_of(loaded.config)
+        simulated = simulator_config(loaded, expert)
+        started = self._stack.enter_context(
+            open_simulators(simulated, address.log_dir, address.place, address.simulators)
         )
+        self.manager = started if expert is None else shown_to_policy(started, expert)
         self._share: LocalEnvs | None = None
         self._receivers: Sequence[SharedReceiver] = ()
         self._shared: deque[SharedColumns] = deque()
         """Memory of rollouts that may not have been mapped yet."""
         self._video: RemoteMemory | None = None
         """That of the last evaluation: the first rank has copied it when it asks for the next."""
-        self._version: int | None = None
+        self._edition: int | None = None
         """Of the weights; None: none have come."""
 
     def spec(self) -> SimulatorSpec:
@@ -116,7 +124,7 @@ class RolloutWorker:
                 weights = Path(own)
                 copy_folder(lent, weights, timeout_s=self.config.placement.rollout.timeout_s)
             engine = build_acting(self.config, self.manager, weights, place=self.address.place)
-        self._share = LocalEnvs(self.config, self.manager, engine)
+        self._share = LocalEnvs(self.config, self.manager, engine, self._expert)
 
     @property
     def share(self) -> LocalEnvs:
@@ -146,7 +154,8 @@ class RolloutWorker:
             if len(self._shared) == len(self._receivers):
                 self._shared.popleft().close()
             self._shared.append(SharedColumns(self.address.place.machine, self._server))
-            return self._shared[-1].share(self.share.collect(self._shared[-1].zeros, iteration=request.iteration))
+            room = self._shared[-1]
+            return room.share(self.share.collect(room.zeros, random=request.random, iteration=request.iteration))
 
         return self._reported(work, request)
 
@@ -182,13 +191,14 @@ class RolloutWorker:
         )
 
     def _take_weights(self, request: RolloutRequest) -> None:
-        if self._version == request.version:
+        if self._edition == request.edition:
             return
         engine = self.share.engine
         with engine.clock.measure(Phase.sync):
-            self._receivers[request.place].receive(request.version)
+            self._receivers[request.place].receive(request.edition)
+        engine.policy.weights_replaced()
         engine.set_version(request.version)
-        self._version = request.version
+        self._edition = request.edition
 
     def state(self) -> PlayState:
         """Return the state of its slots and blocks."""

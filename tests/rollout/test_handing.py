@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
+from embodyrl.engine.parallel import Ranks
 from embodyrl.placement.transport.lending import MemoryServer
 from embodyrl.placement.transport.line import LineError
 from embodyrl.placement.transport.segment import MemoryGone
 from embodyrl.rollout.batch import COLUMNS, TrajectoryBatch, leaves
-from embodyrl.rollout.episodes import Rollout
+from embodyrl.rollout.episodes import FinalObservations, Rollout
 from embodyrl.rollout.handing import SharedColumns, SharedRollout, map_rollout
-from embodyrl.rollout.spread import is_large
+from embodyrl.rollout.spread import is_large, share_here, shares_here
 
 K, B = 3, 4
 
@@ -41,7 +45,10 @@ def rollout(columns: SharedColumns) -> Rollout:
     for name, column in COLUMNS.items():
         if column.required and name not in own:
             own[name] = torch.zeros([letters[letter] for letter in column.shape.split()], dtype=column.dtype)
-    return Rollout(batch=TrajectoryBatch(own, ["push"]), finished=[], env_steps=7)
+    following = FinalObservations(
+        rows=np.array([0, 2, 2]), slots=np.array([3, 0, 1]), columns={"proprio": np.eye(3, 5, dtype=np.float32)}
+    )
+    return Rollout(batch=TrajectoryBatch(own, ["push"]), finished=[], env_steps=7, following=following)
 
 
 def test_another_machine_reads_what_this_one_maps(server: MemoryServer) -> None:
@@ -54,6 +61,9 @@ def test_another_machine_reads_what_this_one_maps(server: MemoryServer) -> None:
         for name, leaf in leaves(given.batch).items():
             other = leaves(found.batch)[name]
             assert other.dtype is leaf.dtype and torch.equal(other, leaf), (machine, name)
+        assert found.following is not None and given.following is not None
+        for name, leaf in given.following.leaves().items():
+            assert torch.equal(found.following.leaves()[name], leaf), (machine, name)
     columns.close()
     with pytest.raises(MemoryGone, match="is gone with its process"):
         map_rollout(shared, "a")
@@ -71,4 +81,16 @@ def test_of_large_columns_only_the_share_travels(server: MemoryServer) -> None:
         other = leaves(found.batch)[name]
         assert torch.equal(other[:, 1:3], leaf[:, 1:3])
         assert torch.equal(other, leaf) is (name not in large)
+    nothing = map_rollout(columns.share(given), "b", share=range(0), timeout_s=5.0)
+    assert all(torch.equal(leaves(nothing.batch)[name], torch.zeros_like(leaves(given.batch)[name])) for name in large)
     columns.close()
+
+
+def test_shares_of_parts_are_those_of_the_whole() -> None:
+    for sizes, size in itertools.product(([4], [2, 2], [1, 3, 2], [5, 5, 5]), (1, 2, 3, 4)):
+        for rank in range(size):
+            ranks, firsts = cast("Ranks", SimpleNamespace(rank=rank, size=size)), itertools.accumulate([0, *sizes])
+            found = [
+                first + slot for first, share in zip(firsts, shares_here(sizes, ranks), strict=False) for slot in share
+            ]
+            assert found == [*share_here(sum(sizes), ranks)]

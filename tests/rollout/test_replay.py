@@ -153,8 +153,8 @@ def test_ranks_draw_the_same_minibatch_and_each_holds_its_own_rows() -> None:
             here = np.isin(following.slots, replay.own)
             own = FinalObservations(
                 rows=following.rows[here],
-                slots=following.slots[here] - replay.own.start,
-                observation=following.observation.take(here),
+                slots=following.slots[here],
+                columns={name: column[here] for name, column in following.columns.items()},
             )
             replay.add(Rollout(batch=rollout.batch, finished=[], env_steps=0, following=own))
     wanted, parts = drawn(whole, 64), [drawn(replay, 64) for replay in ranks]

@@ -33,9 +33,9 @@ class Ahead(share.LocalRollouts):
         super().__init__(own)
         self.queue: list[Rollout] = []
 
-    def collect(self) -> Rollout:
+    def collect(self, *, random: bool = False) -> Rollout:
         while len(self.queue) < max(1, min(self.staleness + 1, self.iterations_left)):
-            self.queue.append(super().collect())
+            self.queue.append(super().collect(random=random))
         return self.queue.pop(0)
 
 

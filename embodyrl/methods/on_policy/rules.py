@@ -12,7 +12,6 @@ from embodyrl.config.schema import (
     Config,
     Episodes,
     Level,
-    Offload,
     OldLogprobs,
     RewardLevel,
     RolloutMode,
@@ -50,7 +49,7 @@ def check(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
     """Check the settings of a method that learns by log-probs besides."""
     for rule in (
         _behaviour_policy_is_known,
-        _async_rollouts_can_be,
+        _staleness_is_corrected,
         _rewards_of_actions_are_used,
         _levels_fit_model,
         _value_loss_has_critic,
@@ -60,18 +59,8 @@ def check(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
 
 
 def notes(config: Config, algorithm: OnPolicyConfig) -> list[str]:
-    """Return a note if chunks of much older policies are learned from more than once, or if nothing is ahead of
-    learning and the numbers are still not those of `sync`."""
+    """Return a note if chunks of much older policies are learned from more than once."""
     rollout, epochs = config.rollout, algorithm.epochs
-    workers, ranks = config.placement.rollout.workers, config.engine.parallel.world_size
-    ranks = ranks if isinstance(ranks, int) else 1
-    numbers_differ = rollout.blocks == "auto" and workers != ranks
-    if rollout.mode is RolloutMode.async_ and not rollout.max_staleness and numbers_differ:
-        return [
-            f"rollout.max_staleness = 0 gives the numbers of rollout.mode=sync only with as many blocks of envs, and "
-            f"rollout.blocks is auto: {workers} here, one for each rollout worker, and {ranks} without workers, one "
-            f"for each rank. To compare the two, set rollout.blocks={workers} in both"
-        ]
     if rollout.mode is not RolloutMode.async_ or rollout.max_staleness < 2 or epochs < 2:
         return []
     return [
@@ -156,16 +145,10 @@ def _behaviour_policy_is_known(config: Config, algorithm: OnPolicyConfig) -> Ite
         )
 
 
-def _async_rollouts_can_be(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
-    """Check that asynchronous rollouts have workers, a loss that corrects for older policies, and nothing offloaded."""
+def _staleness_is_corrected(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
+    """Check that asynchronous rollouts have a loss that corrects for older policies."""
     if config.rollout.mode is not RolloutMode.async_:
         return
-    if not config.placement.rollout.workers:
-        yield ConfigIssue(
-            ("rollout.mode", "placement.rollout.workers"),
-            "rollout.mode is async, which needs rollout workers, and there are none: the ranks roll out themselves",
-            "set placement.rollout.workers to 1 or more, or rollout.mode to sync",
-        )
     loss = algorithm.loss.name
     if config.rollout.max_staleness and fact(LOSSES, loss, "corrects_staleness") is False:
         able = [entry.name for entry in LOSSES.entries() if entry.corrects_staleness]
@@ -174,14 +157,6 @@ def _async_rollouts_can_be(config: Config, algorithm: OnPolicyConfig) -> Iterato
             f"rollout.mode is async, but loss {loss!r} does not weight by the policy that acted, which is an older one",
             f"set algorithm.loss to {' or '.join(able)}, or rollout.max_staleness to 0 (a loss of your own: register "
             "it with corrects_staleness=True if it does)",
-        )
-    offloads = {"env.offload": config.env.offload, "engine.offload": config.engine.offload is not Offload.none}
-    for name in (name for name, used in offloads.items() if used):
-        yield ConfigIssue(
-            ("rollout.mode", name),
-            f"rollout.mode is async, but {name} makes room for learning while nothing is rolled out, which is never",
-            f"leave {name} out, or set rollout.mode to sync",
-            fix={name: LEAVE_OUT},
         )
 
 

@@ -13,7 +13,7 @@ from embodyrl.config.infos import model_info
 from embodyrl.config.issues import LEAVE_OUT, ConfigIssue
 from embodyrl.config.needs import Learns, Needs
 from embodyrl.config.rules import action_dim, fact, needs_of_all, on_policy_algorithms, state_dim
-from embodyrl.config.schema import Config, DataConfig, Episodes, ParallelBackend, RolloutMode
+from embodyrl.config.schema import Config, DataConfig, Episodes, ParallelBackend
 from embodyrl.data.check import check as check_demonstrations
 from embodyrl.data.check import check_for_critics
 from embodyrl.methods.replay import expert_rules
@@ -138,21 +138,6 @@ def _rollouts(config: Config, needs: Needs) -> Iterator[ConfigIssue]:
             "of one episode in each env",
             "set rollout.episodes_per_slot to 1",
             fix={"rollout.episodes_per_slot": LEAVE_OUT},
-        )
-    if rollout.mode is RolloutMode.async_:
-        yield ConfigIssue(
-            ("rollout.mode", "algorithm.name"),
-            f"rollout.mode is async, which needs rollout workers, and algorithm {name!r} has none",
-            "set rollout.mode to sync",
-            fix={"rollout.mode": LEAVE_OUT},
-        )
-    if config.placement.rollout.workers:
-        yield ConfigIssue(
-            ("placement.rollout.workers", "algorithm.name"),
-            f"placement.rollout.workers = {config.placement.rollout.workers}, but the replay of algorithm {name!r} is "
-            "that of the ranks, which roll out themselves",
-            "set placement.rollout.workers to 0, and engine.parallel.world_size to the number of processes",
-            fix={"placement.rollout.workers": LEAVE_OUT},
         )
     if config.engine.parallel.backend in (ParallelBackend.fsdp, ParallelBackend.hsdp):
         yield ConfigIssue(

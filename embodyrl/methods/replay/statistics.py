@@ -50,7 +50,7 @@ class Statistics:
     """
 
     def __init__(self, engine: HybridEngine, observers: Sequence[Policy | CriticEncoder]) -> None:
-        self._ranks, self._device = engine.ranks, engine.device
+        self._engine, self._ranks, self._device = engine, engine.ranks, engine.device
         there = [each for each in observers if isinstance(each, SoftPolicy | CriticEncoder)]
         self.observers: dict[SoftPolicy | CriticEncoder, RunningNormalizer] = {
             each: each.scaling for each in there if each.scaling is not None
@@ -73,6 +73,7 @@ class Statistics:
         clipped = self._clipped(everyone, of)
         if len(everyone):
             of.update_statistics({of.scaled: everyone})
+            self._engine.note_change()
         return clipped
 
     def _everyone(self, seen: Tensor) -> Tensor:

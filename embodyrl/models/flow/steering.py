@@ -282,6 +282,10 @@ class SteeredPolicy(SoftPolicy):
                 "folder of a checkpoint"
             )
         read_heads({"steering": self.steering}, folder / STEERING_FILE)
+        self.weights_replaced()
+
+    def weights_replaced(self) -> None:
+        """See `Policy`: whether there are statistics of features."""
         self.has_begun = bool(self.steering.normalizer.count)
 
 

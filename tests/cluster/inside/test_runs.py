@@ -26,6 +26,11 @@ ON_RAY = ["placement.backend=ray", f"placement.address={ADDRESS}"]
 WORKERS = ["placement.rollout.workers=2"]
 RANKS = ["engine.parallel.world_size=2"]
 SEPARATE = [*WORKERS, *RANKS, "rollout.mode=async", "tracking.video.episodes=2"]
+REPLAY = (
+    *("algorithm=sac", "model.head=squashed", "rollout.num_chunks=16", "algorithm.off_policy.batch_size=32"),
+    *("algorithm.off_policy.replay.start_after=100", "algorithm.off_policy.replay.capacity=400"),
+    "algorithm.off_policy.critics.hidden_sizes=[16]",
+)
 HYBRID = ["placement.simulators.nodes=b"]
 LONG = ["run.iterations=24"]
 MINUTES = pytest.mark.by_hand(reason="runs on clusters cost minutes, and each part of this has a smaller test here")
@@ -73,12 +78,15 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-def test_two_machines_give_the_numbers_of_one(raylets: Raylets, here: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), pytest.param(REPLAY, marks=MINUTES)], ids=["newest", "replay"])
+def test_two_machines_give_the_numbers_of_one(
+    more: tuple[str, ...], raylets: Raylets, here: Any, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
-    said = finished(program(run_dir, *ON_RAY, *SEPARATE, fresh=True))
+    said = finished(program(run_dir, *ON_RAY, *SEPARATE, *more, fresh=True))
     assert f"processes  {HEAD}: rank 0" in said and f"processes  {OTHER}: " in said
     assert "(raylet)" not in said and "[W" not in said
-    assert results(run_dir) == here(*SEPARATE)
+    assert results(run_dir) == here(*SEPARATE, *more)
     assert (run_dir / "videos/iteration_000003.mp4").exists()
 
 
