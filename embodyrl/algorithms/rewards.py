@@ -15,6 +15,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from embodyrl.algorithms.advantages import mean, variance
 from embodyrl.algorithms.columns import Bound, OutputError, function_name, in_chunks, in_time, require_output
+from embodyrl.algorithms.options import Pays
 from embodyrl.config.schema import Compat, FilterMetric
 from embodyrl.seeding import derive_seed
 
@@ -90,6 +91,15 @@ def classifier(*, judged: Tensor, path: str | None, threshold: float, ends_episo
         judged: bool `[K, B, C]`, that action; see `rollout.judging`, which reads the other arguments.
     """
     return judged.float()
+
+
+def progress(*, progress: Tensor, path: str | None, pays: Pays) -> Tensor:
+    """Reward for progress that a learned predictor sees, at the last action of each chunk.
+
+    Args:
+        progress: `[K, B, C]`, what is paid; see `rollout.judging`, which reads the other arguments.
+    """
+    return progress
 
 
 def difference(*, rewards: Tensor, executed: Tensor) -> Tensor:

@@ -14,6 +14,10 @@ from embodyrl.models.flow.config import FlowSizes, SteeringConfig
 MIB = 2**20
 
 
+JUDGED: Mapping[str, type[np.generic]] = {"judged": np.bool_, "progress": np.float32, "answers": np.float32}
+"""Columns `[C]` of a decision in which hooks leave what rewards come from (`RewardEntry.judged`), with their types."""
+
+
 @dataclass(frozen=True)
 class Field:
     """A column of a replay."""
@@ -38,7 +42,7 @@ def replay_fields(
     images: tuple[int, ...] | None = None,
     corrected: bool = False,
     tasks: bool = False,
-    judged: bool = False,
+    judged: str | None = None,
 ) -> Mapping[str, Field]:
     """Return the columns of a replay.
 
@@ -49,7 +53,7 @@ def replay_fields(
         images: shape `(V, H, W, 3)` of the images of a moment; None: none are kept.
         corrected: whether an expert acts beside the policy, so that it is kept who decided and what the expert wanted.
         tasks: whether it is kept what the task was.
-        judged: whether a classifier says what is solved.
+        judged: column of what rewards come from, see `JUDGED`; None: there is none.
     """
     observed = {
         "proprio": Field((proprio_dim,), np.float32, observed=True) if proprio_dim else None,
@@ -70,7 +74,7 @@ def replay_fields(
 
 
 def steered_fields(
-    flow: FlowSizes, steering: SteeringConfig, *, action_dim: int, chunk_size: int, judged: bool = False
+    flow: FlowSizes, steering: SteeringConfig, *, action_dim: int, chunk_size: int, judged: str | None = None
 ) -> Mapping[str, Field]:
     """Return the columns of a replay of noise that was chosen for a frozen flow policy, whose features take the place
     of observations; for the sizes see `replay_fields`."""
@@ -81,7 +85,7 @@ def steered_fields(
     }
 
 
-def _outcome(chunk_size: int, *, judged: bool) -> Mapping[str, Field]:
+def _outcome(chunk_size: int, *, judged: str | None) -> Mapping[str, Field]:
     """Return the columns of what a decision led to."""
     return {
         "rewards": Field((chunk_size,), np.float32),
@@ -89,7 +93,7 @@ def _outcome(chunk_size: int, *, judged: bool) -> Mapping[str, Field]:
         "steps": Field((), np.uint8),
         "terminated": Field((), np.bool_),
         "truncated": Field((), np.bool_),
-        **({"judged": Field((chunk_size,), np.bool_)} if judged else {}),
+        **({} if judged is None else {judged: Field((chunk_size,), JUDGED[judged])}),
     }
 
 
