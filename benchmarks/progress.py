@@ -61,12 +61,16 @@ def report() -> None:
     beside = {row["seed"]: row["success"]["rlpd"]["as it is"] for row in _json(RESULTS / "pixels_rlpd.json")}
     for row in rows:
         rates = {"RLPD, success": beside[row["seed"]]}
-        rates |= {f"SAC, {name}": [*row[name]["success"].values()][-1] for name in ("progress", "success") if name in row}
+        rates |= {
+            f"SAC, {name}": [*row[name]["success"].values()][-1] for name in ("progress", "success") if name in row
+        }
         for name, rate in rates.items():
             low, high = wilson_interval(round(rate * EPISODES), EPISODES)
             print(f"| {row['seed']} | {name} | {rate:.2f} [{low:.2f}, {high:.2f}] |")
         held = row["held_out"]
-        print(f"| {row['seed']} | held out | {held['mean']:.3f} (constant {held['constant']:.3f}) {held['ordered']:.2f} |")
+        print(
+            f"| {row['seed']} | held out | {held['mean']:.3f} (constant {held['constant']:.3f}) {held['ordered']:.2f} |"
+        )
 
 
 def main() -> None:

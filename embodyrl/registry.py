@@ -262,6 +262,8 @@ class RewardEntry(Entry):
     judge: Function | None = None
     """`module:function` that takes a `rollout.judging.Seat` and returns the hook that judges observations in rollouts,
     in each process with simulators; None: nothing does."""
+    notes: Function | None = None
+    """`module:function` that takes the whole config and yields texts: what is no fault, and should be known."""
     judged: str | None = None
     """Column of a rollout in which that hook leaves its judgements, see `rollout.replay_fields.JUDGED`."""
     check: Function | None = None

@@ -126,6 +126,17 @@ def declare_rewards() -> None:
         summary="gain of the progress that a learned predictor sees (or its level)",
     )
     REWARDS.register(
+        "vlm",
+        target="embodyrl.algorithms.rewards:asked",
+        options="embodyrl.algorithms.asked:VLMRewardConfig",
+        whole=True,
+        judge="embodyrl.rollout.asking:vlm_reward",
+        judged="answers",
+        check="embodyrl.algorithms.asked:check_vlm",
+        notes="embodyrl.algorithms.asked:vlm_notes",
+        summary="answer of a vision-language model (OpenAI's chat completions) that sees images of each episode",
+    )
+    REWARDS.register(
         "difference",
         target="embodyrl.algorithms.rewards:difference",
         whole=True,

@@ -102,6 +102,27 @@ def progress(*, progress: Tensor, path: str | None, pays: Pays) -> Tensor:
     return progress
 
 
+def asked(*, answers: Tensor) -> Tensor:
+    """Reward that somebody was asked for, at the last action of each episode.
+
+    Args:
+        answers: `[K, B, C]`, 0 .. 1; see `rollout.asking`.
+    """
+    return answers
+
+
+def disagreement(answers: Tensor, success: Tensor, executed: Tensor) -> tuple[int, int]:
+    """Return in how many whole episodes an answer of 0.5 or more means another end than the simulator's success, and of
+    how many.
+
+    Args:
+        answers: `[K, B, C]`. success, executed: bool `[K, B, C]`.
+    """
+    said = answers.sum((0, 2)) >= 0.5
+    solved, played = (success & executed).any(2).any(0), executed.any(2).any(0)
+    return int(((said != solved) & played).sum()), int(played.sum())
+
+
 def difference(*, rewards: Tensor, executed: Tensor) -> Tensor:
     """Each action's reward minus that of the action before (0 before the first), so that an episode's sum is its last
     reward: a reward that measures progress becomes one for making progress. In float64, where that sum is exact:

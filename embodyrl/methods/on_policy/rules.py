@@ -43,22 +43,26 @@ def check(config: Config, algorithm: OnPolicyConfig) -> Iterator[ConfigIssue]:
 
 def notes(config: Config, algorithm: OnPolicyConfig) -> list[str]:
     """Return a note if chunks of much older policies are learned from more than once, or if nothing is ahead of
-    learning and the numbers are still not those of `sync`."""
+    learning and the numbers are still not those of `sync`; and those of the reward."""
     rollout, epochs = config.rollout, algorithm.epochs
+    of_reward = fact(REWARDS, algorithm.reward.name, "notes")
+    found = [] if of_reward is None else [*load_target(of_reward)(config)]
     workers, ranks = config.placement.rollout.workers, config.engine.parallel.world_size
     ranks = ranks if isinstance(ranks, int) else 1
     numbers_differ = rollout.blocks == "auto" and workers != ranks
     if rollout.mode is RolloutMode.async_ and not rollout.max_staleness and numbers_differ:
         return [
+            *found,
             f"rollout.max_staleness = 0 gives the numbers of rollout.mode=sync only with as many blocks of envs, and "
             f"rollout.blocks is auto: {workers} here, one for each rollout worker, and {ranks} without workers, one "
-            f"for each rank. To compare the two, set rollout.blocks={workers} in both"
+            f"for each rank. To compare the two, set rollout.blocks={workers} in both",
         ]
     if rollout.mode is not RolloutMode.async_ or rollout.max_staleness < 2 or epochs < 2:
-        return []
+        return found
     return [
+        *found,
         f"algorithm.epochs = {epochs} passes over rollouts that are rollout.max_staleness = {rollout.max_staleness} "
-        "iterations old lead far away from the policy that acted: prefer 1 of either"
+        "iterations old lead far away from the policy that acted: prefer 1 of either",
     ]
 
 
