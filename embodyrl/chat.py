@@ -174,11 +174,11 @@ class ChatServer:
         """Send a request; returns the status, the pause that the server asks for, and the first bytes of what it says,
         one more than it may say."""
         parts = urlsplit(self.url)
-        made = {"host": parts.hostname or "", "port": parts.port, "timeout": self.deadline_s}
+        host, port = parts.hostname or "", parts.port
         connection = (
-            http.client.HTTPSConnection(**made, context=ssl.create_default_context())
+            http.client.HTTPSConnection(host, port, timeout=self.deadline_s, context=ssl.create_default_context())
             if parts.scheme == "https"
-            else http.client.HTTPConnection(**made)
+            else http.client.HTTPConnection(host, port, timeout=self.deadline_s)
         )
         # A timeout of a socket is one of each byte: a server that drips would hold us for ever.
         watch = threading.Timer(self.deadline_s, _cut, [connection])

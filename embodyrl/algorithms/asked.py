@@ -1,4 +1,4 @@
-"""Options of rewards that somebody is asked for, an episode at a time, and checks of them. Nothing here imports torch."""
+"""Options of rewards that somebody is asked for, an episode at a time, and checks of them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Gives(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AskedRewardConfig(RewardConfig):
-    """Somebody is asked about every episode that has ended, while the others go on; the answer, 0 .. 1, is the reward of
-    its last action."""
+    """Somebody is asked about every episode that has ended, while the others go on; the answer, 0 .. 1, is the reward
+    of its last action."""
 
     frames: int = setting(2, low=1, high=64)
     """Moments of an episode that are shown: its beginning and its end, and others evenly spread between them. 1: its
@@ -62,8 +62,8 @@ class AskedRewardConfig(RewardConfig):
 
 
 RUBRIC = (
-    "You see images of a robot in a simulator, in the order of time, from the beginning of an attempt to its end. Judge "
-    "by what the images show, not by what is likely. If you cannot see it, it is not done."
+    "You see images of a robot in a simulator, in the order of time, from the beginning of an attempt to its end. "
+    "Judge by what the images show, not by what is likely. If you cannot see it, it is not done."
 )
 
 
@@ -167,8 +167,8 @@ def check_asked(config: Config, settings: AskedRewardConfig) -> Iterator[ConfigI
     if settings.max_disagreement is not None and settings.disagreement_episodes > episodes:
         yield ConfigIssue(
             (f"{HERE}.disagreement_episodes", "env.num_envs"),
-            f"{HERE}.disagreement_episodes = {settings.disagreement_episodes}, and an iteration has {episodes} episodes, "
-            "so that it would never be decided",
+            f"{HERE}.disagreement_episodes = {settings.disagreement_episodes}, and an iteration has {episodes} "
+            "episodes, so that it would never be decided",
             f"set it to {episodes} or less",
         )
 

@@ -209,10 +209,8 @@ class VisionLanguageModel:
         settings, counts = self._settings, (reply.prompt_tokens, reply.completion_tokens)
         limited = settings.max_tokens is not None or settings.max_cost is not None
         if limited and None in counts:
-            reason = (
-                f"{self.name} does not say how many tokens it took, which algorithm.reward.max_tokens and max_cost need"
-            )
-            raise NoAnswerError(ChatError(reason, passes=False), Spent())
+            reason = "does not say how many tokens it took, which algorithm.reward.max_tokens and max_cost need"
+            raise ChatError(f"{self.name} {reason}", passes=False)
         asked, answered = (count or 0 for count in counts)
         cost = (asked * settings.price_in + answered * settings.price_out) / 1e6
         return Spent(tokens=asked + answered, cost=cost)

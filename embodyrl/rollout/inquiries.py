@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from embodyrl.algorithms.asked import AskedRewardConfig
 from embodyrl.chat import MOST_SHOWN, MOST_WAIT_S, ChatError
@@ -56,7 +56,7 @@ class Answer:
 
 
 class NoAnswerError(ChatError):
-    """Raised when an attempt gave no answer, with what it took.
+    """Raised when what is said is no answer, with what it took.
 
     Args:
         error: why.
@@ -123,7 +123,7 @@ class Kept:
         """Keep what an attempt without an answer took."""
         self._note(digest, spent, {"failed": without_controls(reason)[:MOST_SHOWN]})
 
-    def _note(self, digest: str, spent: Spent, more: Mapping[str, object]) -> None:
+    def _note(self, digest: str, spent: Spent, more: Mapping[str, Any]) -> None:
         row = {"question": digest, **more, "calls": spent.calls, "tokens": spent.tokens, "cost": spent.cost}
         with self._lock:
             self._write(json.dumps(row) + "\n")
@@ -133,7 +133,7 @@ class Kept:
             file.write(text)
 
 
-def _rows(folder: Path) -> Iterator[dict[str, object]]:
+def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     """Read the lines of all files of a folder, which somebody else may have written; one that was cut off is skipped.
 
     Raises:
@@ -164,7 +164,7 @@ def _is_cut(text: str, line: str) -> bool:
     return not line.endswith("}") or (text.endswith(line) and not text.endswith("\n"))
 
 
-def _spent(row: Mapping[str, object]) -> Spent:
+def _spent(row: Mapping[str, Any]) -> Spent:
     calls, tokens, cost = row["calls"], row["tokens"], row["cost"]
     if type(calls) is not int or type(tokens) is not int or not isinstance(cost, int | float):
         raise ValueError("counts that are none")
