@@ -29,7 +29,7 @@ PAID = ("algorithm.reward.name=progress", "algorithm.reward_scale=4.0")
 
 def one_seed(seed: int, work: Path, *, success: bool, more: list[str]) -> dict[str, Any]:
     """Run all parts of a seed."""
-    seconds, shown, learned = Seconds(), work / "demonstrations", work / "progress"
+    seconds, shown, learned = Seconds(), work / "demonstrations", work / "predictor"
     common = [f"seed={seed}", "tracking.sinks=[jsonl]"]
     evaluated = [*common, f"eval.episodes={EPISODES}", "run.save_every=0"]
     teaching = [LEARN, *common, f"data.path={shown}"]

@@ -180,22 +180,24 @@ class ChatServer:
             if parts.scheme == "https"
             else http.client.HTTPConnection(host, port, timeout=self.deadline_s)
         )
+        opened, late = list[socket.socket](), threading.Event()
         # A timeout of a socket is one of each byte: a server that drips would hold us for ever.
-        watch = threading.Timer(self.deadline_s, _cut, [connection])
+        watch = threading.Timer(self.deadline_s, _cut, [opened, late])
         watch.daemon = True
         watch.start()
         try:
             connection.connect()
-            if not watch.is_alive():  # it found nothing to cut yet
+            opened.append(connection.sock)
+            if late.is_set():  # it found nothing to cut yet
                 raise TimeoutError
             connection.request("POST", f"{parts.path.rstrip('/')}/chat/completions", body, headers)
             response = connection.getresponse()
             raw = response.read(MOST_BYTES + 1)
-            if not watch.is_alive():  # it was cut, and looks like an answer without length that has ended
+            if late.is_set():  # it was cut, and looks like an answer without length that has ended
                 raise TimeoutError
             return response.status, _seconds(response.getheader("Retry-After")), raw
         except (OSError, http.client.HTTPException, ValueError):
-            if not watch.is_alive():
+            if late.is_set():
                 raise TimeoutError(f"no whole answer within {self.deadline_s:g} s") from None
             raise
         finally:
@@ -218,10 +220,11 @@ def without_key(text: str, key: str | None) -> str:
     return text.replace(key, "<key>") if key else text
 
 
-def _cut(connection: http.client.HTTPConnection) -> None:
-    if connection.sock is not None:
+def _cut(opened: list[socket.socket], late: threading.Event) -> None:
+    late.set()
+    for each in opened:
         with suppress(OSError):
-            connection.sock.shutdown(socket.SHUT_RDWR)
+            each.shutdown(socket.SHUT_RDWR)
 
 
 def _seconds(text: str | None) -> float:

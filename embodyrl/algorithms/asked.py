@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from embodyrl.chat import VARIABLE, is_readable_on_the_way, why_no_server
-from embodyrl.config.issues import ConfigIssue, MissingDependency
+from embodyrl.config.issues import ConfigIssue, NeededToLearn
 from embodyrl.config.schema import Config, PlacementBackend, RewardConfig, setting
 from embodyrl.errors import did_you_mean, listed
 
@@ -46,7 +46,7 @@ class AskedRewardConfig(RewardConfig):
     """Pause before the second attempt, twice as long before each further one; longer if the server asks for it [s]."""
     max_calls: int | None = setting(None, low=1)
     """Most attempts in the whole run, resumed or not; null: any number. Several processes have equal shares."""
-    answers: str | None = setting(None)
+    answers_from: str | None = setting(None)
     """Run whose answers are taken where the questions are the same, so that it can be repeated without asking; null:
     only this run's own."""
     max_disagreement: float | None = setting(None, low=0.0, high=1.0)
@@ -124,7 +124,7 @@ def check_vlm(config: Config) -> Iterator[ConfigIssue]:
             where, f"{where} is no name of an environment variable", "want capitals, digits and _, as in VLM_API_KEY"
         )
     elif name is not None and not os.environ.get(name, "").strip():
-        yield MissingDependency(
+        yield NeededToLearn(
             where,
             f"the environment variable {name} is not set",
             f"set it to the key of the server (export {name}=...), or {where} to null if it wants none",
@@ -157,10 +157,10 @@ def check_asked(config: Config, settings: AskedRewardConfig) -> Iterator[ConfigI
             f"{what} keeps answers in the run's folder, which processes on other machines do not have",
             "set placement.backend to local",
         )
-    if settings.answers is not None and not Path(settings.answers).is_dir():
-        yield MissingDependency(
-            f"{HERE}.answers",
-            f"{HERE}.answers = {settings.answers!r:.80} is no folder",
+    if settings.answers_from is not None and not Path(settings.answers_from).is_dir():
+        yield NeededToLearn(
+            f"{HERE}.answers_from",
+            f"{HERE}.answers_from = {settings.answers_from!r:.80} is no folder",
             "name a run, or set it to null",
         )
     episodes = env.num_envs * config.rollout.episodes_per_slot

@@ -91,9 +91,9 @@ def require_agreement(iteration: Iteration) -> None:
     if episodes >= settings.disagreement_episodes and share > settings.max_disagreement:
         raise RewardError(
             f"the answers about {share:.0%} of the {episodes:.0f} episodes of this iteration are not what the "
-            f"simulator says of them, more than algorithm.reward.max_disagreement = {settings.max_disagreement:g} allows: see "
-            "what was said in the run's folder answers, and change algorithm.reward.rubric, frames or model, or the "
-            "limit"
+            f"simulator says of them, more than algorithm.reward.max_disagreement = {settings.max_disagreement:g} "
+            "allows: see what was said in the run's folder answers, and change algorithm.reward.rubric, frames or "
+            "model, or the limit"
         )
 
 

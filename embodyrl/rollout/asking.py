@@ -158,7 +158,7 @@ def vlm_reward(seat: Seat) -> AskedReward:
 
 def asked_reward(seat: Seat, settings: AskedRewardConfig, respondent: Respondent[Shown], folder: Path) -> AskedReward:
     """Return the hook of a reward that somebody is asked for, with this process's share of the budget."""
-    others = [] if settings.answers is None else [Path(settings.answers)]
+    others = [] if settings.answers_from is None else [Path(settings.answers_from)]
     kept = Kept(folder, f"envs-{seat.slots.start:05d}", others)
     inquiries = Inquiries(respondent, kept, settings, len(seat.slots) / seat.config.env.num_envs)
     return AskedReward(inquiries, settings, len(seat.slots), seat.cameras)
