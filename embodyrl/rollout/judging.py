@@ -155,10 +155,10 @@ class ProgressReward(Hook):
         self.reached[slots] = np.where(over, np.float32(np.nan), after)
         return result, {"progress": progress}
 
-    def state(self, numbers: NDArray[np.int64]) -> list[float | None]:
-        """Return the progress of each slot's episode; None where no decision has been made in it."""
-        return [None if np.isnan(each) else float(each) for each in self.reached]
+    def state(self, numbers: NDArray[np.int64]) -> list[float]:
+        """Return the progress of each slot's episode; -1 where no decision has been made in it."""
+        return [-1.0 if np.isnan(each) else float(each) for each in self.reached]
 
-    def restore(self, numbers: NDArray[np.int64], state: Sequence[float | None]) -> None:
+    def restore(self, numbers: NDArray[np.int64], state: Sequence[float]) -> None:
         """Continue from `state`."""
-        self.reached[:] = [np.nan if each is None else each for each in state]
+        self.reached[:] = [np.nan if each < 0.0 else each for each in state]
