@@ -31,7 +31,7 @@ def one_seed(seed: int, work: Path, *, success: bool, more: list[str]) -> dict[s
     """Run all parts of a seed."""
     seconds, shown, learned = Seconds(), work / "demonstrations", work / "predictor"
     common = [f"seed={seed}", "tracking.sinks=[jsonl]"]
-    evaluated = [*common, f"eval.episodes={EPISODES}", "run.save_every=0"]
+    evaluated = [*common, f"eval.episodes={EPISODES}", "run.eval_every=0", "run.save_every=0"]
     teaching = [LEARN, *common, f"data.path={shown}"]
     once(shown, seconds, "collect", *teaching, "--episodes", "20", "--pushes", "4", "--after-success", "5")
     once(learned, seconds, "run", *teaching, f"run.dir={learned}")
