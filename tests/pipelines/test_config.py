@@ -71,7 +71,9 @@ def test_every_built_in_algorithm_can_be_built_and_loads_its_stages() -> None:
             options: Any = entry.load_options() or OnPolicyConfig
             config = dataclasses.replace(usual, algorithm=options(name=entry.name))
             stages = entry.load()(config)
-            first = {"sft": "update", "reward_classifier": "update", "reward_progress": "update", "iql": "offline"}.get(entry.name, "rollout")
+            first = {"sft": "update", "reward_classifier": "update", "reward_progress": "update", "iql": "offline"}.get(
+                entry.name, "rollout"
+            )
             last = "improve" if replay_of(config) is not None else "update"
             assert stages[0].name == first and stages[-1].name == last
             assert all(callable(stage.load()) for stage in stages)
