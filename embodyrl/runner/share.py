@@ -38,8 +38,8 @@ class LocalEnvs:
         config: of the run.
         manager: its simulators; processes have equal shares of the envs, in the order of their blocks.
         engine: chooses the actions; knows the blocks.
-        folder: of the run; None: this process has none.
         expert: acts beside the policy in rollouts; None: nobody does.
+        folder: of the run; None: this process has none.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class LocalEnvs:
         config: Config,
         manager: Simulators,
         engine: HybridEngine,
-        folder: Path | None,
         expert: Demonstrator | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.config, self._folder = config, folder
         self.manager = manager
