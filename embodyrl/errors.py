@@ -97,6 +97,10 @@ class RunError(RuntimeError):
         return str(self)
 
 
+class RewardError(RunError):
+    """Raised when rewards that are asked for cannot be had or trusted. The run ends; what it has learned is saved."""
+
+
 def listed(names: Iterable[str]) -> str:
     """Return names in quotes, one after the other."""
     return ", ".join(map(repr, names))

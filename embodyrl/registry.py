@@ -258,7 +258,14 @@ class RewardEntry(Entry):
     """Whether it needs whole episodes."""
     of_decisions: bool = False
     """Whether it can be computed for single decisions, as they come from a replay: from `rewards`, `success` (only the
-    first of an episode), `judged`, `executed`, `steps`, `terminated` and `truncated`."""
+    first of an episode), the column `judged`, `executed`, `steps`, `terminated` and `truncated`."""
+    judge: Function | None = None
+    """`module:function` that takes a `rollout.judging.Seat` and returns the hook that judges observations in rollouts,
+    in each process with simulators; None: nothing does."""
+    notes: Function | None = None
+    """`module:function` that takes the whole config and yields texts: what is no fault, and should be known."""
+    judged: str | None = None
+    """Column of a rollout in which that hook leaves its judgements, see `rollout.replay_fields.JUDGED`."""
     check: Function | None = None
     """As with advantages."""
 

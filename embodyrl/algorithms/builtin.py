@@ -109,8 +109,32 @@ def declare_rewards() -> None:
         options="embodyrl.algorithms.options:ClassifierRewardConfig",
         whole=False,
         of_decisions=True,
-        check="embodyrl.methods.reward_classifier.rules:check_reward",
+        judge="embodyrl.rollout.judging:classifier_reward",
+        judged="judged",
+        check="embodyrl.methods.judges.rules:check_classifier_reward",
         summary="1 for the action after which a learned classifier takes the episode for solved, else 0",
+    )
+    REWARDS.register(
+        "progress",
+        target="embodyrl.algorithms.rewards:progress",
+        options="embodyrl.algorithms.options:ProgressRewardConfig",
+        whole=False,
+        of_decisions=True,
+        judge="embodyrl.rollout.judging:progress_reward",
+        judged="progress",
+        check="embodyrl.methods.judges.rules:check_progress_reward",
+        summary="gain of the progress that a learned predictor sees (or its level)",
+    )
+    REWARDS.register(
+        "vlm",
+        target="embodyrl.algorithms.rewards:asked",
+        options="embodyrl.algorithms.asked:VLMRewardConfig",
+        whole=True,
+        judge="embodyrl.rollout.asking:vlm_reward",
+        judged="answers",
+        check="embodyrl.algorithms.asked:check_vlm",
+        notes="embodyrl.algorithms.asked:vlm_notes",
+        summary="answer of a vision-language model (OpenAI's chat completions) that sees images of each episode",
     )
     REWARDS.register(
         "difference",

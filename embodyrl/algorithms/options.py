@@ -9,6 +9,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from embodyrl.config.issues import ConfigIssue
@@ -27,6 +28,13 @@ from embodyrl.config.schema import (
 )
 from embodyrl.errors import did_you_mean
 from embodyrl.registry import ADVANTAGES, FILTERS, LOSSES, REWARDS, Registry
+
+
+class Pays(StrEnum):
+    """What predicted progress is paid for."""
+
+    gain = "gain"
+    level = "level"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +128,17 @@ class SRPORewardConfig(EncodingRewardConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierRewardConfig(RewardConfig):
-    """A learned classifier decides which observations are a success, and gets reward."""
+class JudgedRewardConfig(RewardConfig):
+    """A small network that was learned from demonstrations judges observations."""
 
     path: str | None = setting(None)
-    """Run of `algorithm: reward_classifier`, or its folder `classifier`."""
+    """Run that has learned it (`algorithm: reward_classifier` or `reward_progress`), or its folder there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierRewardConfig(JudgedRewardConfig):
+    """A learned classifier decides which observations are a success, and gets reward."""
+
     threshold: float = setting(0.9, above=0.0, below=1.0)
     """Probability of success from which on an observation counts as one. What such a run prints helps to choose it:
     a reward that comes too early is worse than one that comes late."""
@@ -132,6 +146,16 @@ class ClassifierRewardConfig(RewardConfig):
     """End an episode where it is judged solved: it has terminated, and nothing follows. false: it continues,
     with this reward once. Evaluations end where the simulator says so, and so do rollouts besides:
     `env.end_at_success=false` leaves it to the classifier."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressRewardConfig(JudgedRewardConfig):
+    """A learned predictor says how far the task is, 0 .. 1, and progress gets reward."""
+
+    pays: Pays = setting(Pays.gain)
+    """gain: what a chunk adds to the predicted progress, so that an episode's sum is its progress from beginning to
+    end. level: the predicted progress after each chunk; where success ends episodes (env.end_at_success), staying near
+    it is then worth more than success."""
 
 
 @dataclass(frozen=True, kw_only=True)

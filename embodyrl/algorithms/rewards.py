@@ -15,6 +15,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from embodyrl.algorithms.advantages import mean, variance
 from embodyrl.algorithms.columns import Bound, OutputError, function_name, in_chunks, in_time, require_output
+from embodyrl.algorithms.options import Pays
 from embodyrl.config.schema import Compat, FilterMetric
 from embodyrl.seeding import derive_seed
 
@@ -90,6 +91,36 @@ def classifier(*, judged: Tensor, path: str | None, threshold: float, ends_episo
         judged: bool `[K, B, C]`, that action; see `rollout.judging`, which reads the other arguments.
     """
     return judged.float()
+
+
+def progress(*, progress: Tensor, path: str | None, pays: Pays) -> Tensor:
+    """Reward for progress that a learned predictor sees, at the last action of each chunk.
+
+    Args:
+        progress: `[K, B, C]`, what is paid; see `rollout.judging`, which reads the other arguments.
+    """
+    return progress
+
+
+def asked(*, answers: Tensor) -> Tensor:
+    """Reward that somebody was asked for, at the last action of each episode.
+
+    Args:
+        answers: `[K, B, C]`, 0 .. 1; see `rollout.asking`.
+    """
+    return answers
+
+
+def disagreement(answers: Tensor, success: Tensor, executed: Tensor) -> tuple[int, int]:
+    """Return in how many whole episodes an answer of 0.5 or more means another end than the simulator's success, and of
+    how many.
+
+    Args:
+        answers: `[K, B, C]`. success, executed: bool `[K, B, C]`.
+    """
+    said = answers.sum((0, 2)) >= 0.5
+    solved, played = (success & executed).any(2).any(0), executed.any(2).any(0)
+    return int(((said != solved) & played).sum()), int(played.sum())
 
 
 def difference(*, rewards: Tensor, executed: Tensor) -> Tensor:

@@ -91,6 +91,10 @@ class MissingDependency(ConfigIssue):
     """Something that this machine lacks, a package or a folder: no fault of a config for another machine."""
 
 
+class NeededToLearn(MissingDependency):
+    """The same of what only learning needs: no fault either of a config whose policy acts."""
+
+
 class ConfigError(UserError):
     """Raised with every fault of a config at once, before anything starts."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.compose import Composed
 from embodyrl.config.infos import MOST_EPISODE_STEPS, InfoError, model_info, simulator_info
-from embodyrl.config.issues import COMMAND_LINE, LEAVE_OUT, ConfigIssue, KeyPath, Location, dotted
+from embodyrl.config.issues import COMMAND_LINE, LEAVE_OUT, ConfigIssue, KeyPath, Location, NeededToLearn, dotted
 from embodyrl.config.needs import Learns, Needs
 from embodyrl.config.schema import (
     BROUGHT,
@@ -93,6 +93,8 @@ def check_rules(
     left_out = set() if can_learn(config) else OF_LEARNING
     for check in (*(each for each in _rules_for(use) if each.__name__ not in left_out), *also):
         found += [issue for issue in _issues_of(check, config) if issue not in found]  # several rules ask one plug-in
+    if use is ConfigUse.play:
+        found = [issue for issue in found if not isinstance(issue, NeededToLearn)]
     return [
         placed(issue, composed)
         for issue in found

@@ -175,12 +175,17 @@ class Demonstrations:
 
     def _shifted(self, images: NDArray[np.uint8], number: int) -> NDArray[np.uint8]:
         """Shift all images `[M, V, H, W, 3]` of a minibatch by the same random number of pixels; edges are repeated."""
-        most = self._config.shift_pixels
-        if not most:
-            return images
         rng = np.random.default_rng(derive_seed(self._seed, "shifts", number))
-        down, right = rng.integers(-most, most + 1, 2)
-        height, width = images.shape[2:4]
-        rows = np.clip(np.arange(height) - down, 0, height - 1)
-        columns = np.clip(np.arange(width) - right, 0, width - 1)
-        return np.ascontiguousarray(images[:, :, rows[:, None], columns])
+        return shifted_images(images, self._config.shift_pixels, rng)
+
+
+def shifted_images(images: NDArray[np.uint8], most: int, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Shift images `[M, V, H, W, 3]` by the same random number of pixels, at most `most` each way; edges are
+    repeated."""
+    if not most:
+        return images
+    down, right = rng.integers(-most, most + 1, 2)
+    height, width = images.shape[2:4]
+    rows = np.clip(np.arange(height) - down, 0, height - 1)
+    columns = np.clip(np.arange(width) - right, 0, width - 1)
+    return np.ascontiguousarray(images[:, :, rows[:, None], columns])

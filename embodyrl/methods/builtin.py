@@ -67,6 +67,15 @@ def declare_algorithms() -> None:
         summary="learns from demonstrations (data.path) to recognise success, for algorithm.reward: classifier",
     )
     ALGORITHMS.register(
+        "reward_progress",
+        target=f"{HERE}.sft.iteration:sft",
+        options=f"{HERE}.reward_progress.config:RewardProgressConfig",
+        learner=f"{HERE}.reward_progress.learner:ProgressLearner",
+        requires=DEMONSTRATED,
+        demonstrations=True,
+        summary="learns from demonstrations (data.path) how far the task is, for algorithm.reward: progress",
+    )
+    ALGORITHMS.register(
         "sac",
         target=f"{HERE}.replay.iteration:replayed",
         options=f"{HERE}.sac.config:SACConfig",
@@ -136,7 +145,7 @@ def declare_algorithms() -> None:
 
 OBSERVATIONS = ("proprio?", "images?")
 CORRECTIONS = ("source?", "labels?", "labelled?")
-JUDGED = ("judged?",)
+JUDGED = ("judged?", "progress?", "answers?")
 EVERY_STEP = ("step_proprio?", "step_images?")
 CRITIC = ("values?", "next_values?")
 OUTCOME = ("rewards", "success", "terminated", "truncated", "steps", "valid")

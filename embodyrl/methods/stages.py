@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodyrl.algorithms.asked import AskedRewardConfig
 from embodyrl.algorithms.columns import executed_actions
-from embodyrl.errors import UserError
+from embodyrl.algorithms.rewards import disagreement
+from embodyrl.errors import RewardError, UserError
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch
 from embodyrl.rollout.episodes import EARLY_SUCCESS, Rollout, success_doubt, success_rate
@@ -26,6 +28,7 @@ def collect(iteration: Iteration) -> None:
     iteration.rollouts.append(rollout)
     iteration.batch = rollout.batch
     iteration.metrics |= rollout_metrics(iteration.rollouts)
+    require_agreement(iteration)
     if (doubt := success_doubt(rollout.finished)) is not None:
         iteration.warn(EARLY_SUCCESS, doubt)
     if rollout.finished and success_rate(rollout.finished) is None and iteration.learner.reward.takes("success"):
@@ -56,12 +59,42 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     if finished and "judged" in rollouts[0].batch:
         judged = sum(int(rollout.batch["judged"][rollout.batch["valid"]].sum()) for rollout in rollouts)
         metrics["env/judged_success"] = judged / len(finished)
+    if finished and "answers" in rollouts[0].batch:
+        metrics |= _answer_metrics(rollouts, known=success_rate(finished) is not None)
     if finished:
         metrics["env/return"] = float(np.mean([each.total_reward for each in finished]))
         if (rate := success_rate(finished)) is not None:
             metrics["env/success_once"] = rate
         metrics["env/episode_length"] = float(np.mean([each.length for each in finished]))
     return metrics
+
+
+def _answer_metrics(rollouts: list[Rollout], *, known: bool) -> dict[str, float]:
+    """Return the mean of what was answered about episodes and, if the simulator says what is solved, the share of
+    episodes about which it says otherwise."""
+    said, others, played = 0.0, 0, 0
+    for rollout in rollouts:
+        batch = rollout.batch
+        differing, count = disagreement(batch["answers"], batch["success"], executed_in(batch))
+        said, others, played = said + float(batch["answers"].sum()), others + differing, played + count
+    share = {"env/disagreement": others / max(played, 1)} if known else {}
+    return {"env/answer": said / max(played, 1)} | share
+
+
+def require_agreement(iteration: Iteration) -> None:
+    """Raise `RewardError` if those who are asked for rewards contradict the simulator more often than
+    `algorithm.reward.max_disagreement`, in an iteration with enough episodes."""
+    settings, metrics = iteration.config.algorithm.parts().get("reward"), iteration.metrics
+    if not isinstance(settings, AskedRewardConfig) or settings.max_disagreement is None:
+        return
+    share, episodes = metrics.get("env/disagreement", 0.0), metrics.get("env/episodes", 0.0)
+    if episodes >= settings.disagreement_episodes and share > settings.max_disagreement:
+        raise RewardError(
+            f"the answers about {share:.0%} of the {episodes:.0f} episodes of this iteration are not what the "
+            f"simulator says of them, more than algorithm.reward.max_disagreement = {settings.max_disagreement:g} "
+            "allows: see what was said in the run's folder answers, and change algorithm.reward.rubric, frames or "
+            "model, or the limit"
+        )
 
 
 def batch_of(iteration: Iteration) -> TrajectoryBatch:

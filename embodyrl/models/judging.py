@@ -1,4 +1,5 @@
-"""Files of a learned classifier of success: a policy's folder, and beside it what it can be used for.
+"""Files of a small network that judges observations for a reward: a policy's folder, and beside it what it can be used
+for.
 
 Imports no torch, so that a config can be checked against them before anything starts.
 """
@@ -14,14 +15,36 @@ from typing import Any
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.saved import read_json, weight_files
 
-CLASSIFIER = "classifier"
-"""Folder of a run that has learned one."""
-FACTS_FILE = "classifier.json"
+
+@dataclass(frozen=True)
+class JudgeKind:
+    """A kind of such networks."""
+
+    folder: str
+    """Folder of a run that has learned one; `<folder>.json` in it is what it can be used for."""
+    what: str
+    """What it is, for people."""
+    method: str
+    """Method that learns one."""
+
+    @property
+    def file(self) -> str:
+        """Name of the file beside its weights."""
+        return f"{self.folder}.json"
+
+    def find(self, path: Path) -> Path:
+        """Return the folder of the network that a run has learned, or that is named itself."""
+        return path / self.folder if (path / self.folder).is_dir() else path
+
+
+CLASSIFIER = JudgeKind("classifier", "classifier of success", "reward_classifier")
+PROGRESS = JudgeKind("progress", "predictor of progress", "reward_progress")
+KINDS = (CLASSIFIER, PROGRESS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierInput:
-    """Inputs of a classifier."""
+class JudgeInput:
+    """What it sees."""
 
     state_dim: int
     """`S`; 0: no state."""
@@ -33,33 +56,33 @@ class ClassifierInput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierFacts:
-    """Contents of `classifier.json`."""
+class JudgeFacts:
+    """What it can be used for."""
 
     model: str
     """Name of the model that it is an instance of."""
-    seen: ClassifierInput
+    seen: JudgeInput
     tasks: tuple[str, ...]
     """Those of the demonstrations that it was learned from."""
     held_out: dict[str, Any]
-    """How often it was right about demonstrations that it was not learned from, see `runner.classifier`."""
+    """How right it was about demonstrations that it was not learned from, see its method."""
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, kind: JudgeKind) -> None:
         """Write them into a folder."""
-        (folder / FACTS_FILE).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        (folder / kind.file).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
     @classmethod
-    def read(cls, folder: Path) -> ClassifierFacts:
+    def read(cls, folder: Path, kind: JudgeKind) -> JudgeFacts:
         """Read what `write` wrote.
 
         Raises:
-            PolicyError: the folder holds no classifier, or a damaged one.
+            PolicyError: the folder holds no such network, or a damaged one.
         """
-        path = folder / FACTS_FILE
+        path = folder / kind.file
         if not path.is_file():
             raise PolicyError(
-                f"{folder} holds no classifier of success (no {FACTS_FILE})",
-                f"give a run of algorithm 'reward_classifier', or its folder {CLASSIFIER}",
+                f"{folder} holds no {kind.what} (no {kind.file})",
+                f"give a run of algorithm {kind.method!r}, or its folder {kind.folder}",
             )
         weight_files(folder)
         try:
@@ -67,7 +90,7 @@ class ClassifierFacts:
             seen = found["seen"]
             return cls(
                 model=str(found["model"]),
-                seen=ClassifierInput(
+                seen=JudgeInput(
                     state_dim=int(seen["state_dim"]),
                     cameras=tuple(seen["cameras"]),
                     image_size=(int(seen["image_size"][0]), int(seen["image_size"][1])),
@@ -77,9 +100,4 @@ class ClassifierFacts:
                 held_out=dict(found["held_out"]),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise PolicyError(f"{path} is damaged ({error!r})", "learn the classifier again") from error
-
-
-def find_classifier(path: Path) -> Path:
-    """Return the folder of the classifier that a run has learned, or that is named itself."""
-    return path / CLASSIFIER if (path / CLASSIFIER).is_dir() else path
+            raise PolicyError(f"{path} is damaged ({error!r})", f"learn the {kind.what} again") from error

@@ -83,6 +83,8 @@ COLUMNS: Mapping[str, Column] = {
     "seed": Column("K B", I64, "seed of what is random in the simulator during the episode"),
     "version": Column("K B", I64, "engine version that decided", required=True),
     "judged": Column("K B C", FLAG, "with a classifier of success: the action after which it says that it is solved"),
+    "progress": Column("K B C", F32, "with a predictor of progress: what is paid for it, at a chunk's last action"),
+    "answers": Column("K B C", F32, "with somebody who is asked: the answer about an episode, at its last action"),
     "source": Column("K B", U8, "with an expert beside the policy: who decided, see `rollout.interventions.Source`"),
     "labels": Column("K B C D", F32, "what the expert would execute, in the simulator's units; 0 where unknown"),
     "labelled": Column("K B", FLAG, "labels are known"),

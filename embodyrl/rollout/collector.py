@@ -368,6 +368,8 @@ class Collector:
         # slot may hold other episodes, which stay.
         for column, number in collected.invalid:
             columns["valid"][:, column] &= columns["episode"][:, column] != number
+        for hook in self._hooks:
+            hook.complete(columns)
         trace = {name.removeprefix("trace/"): columns.pop(name) for name in list(columns) if name.startswith("trace/")}
         if "values" in columns:
             columns["next_values"] = self._next_values(columns, collected)

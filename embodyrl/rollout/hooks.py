@@ -16,6 +16,7 @@ from embodyrl.envs import Observation
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from embodyrl.envs.manager import StepResult
     from embodyrl.rollout.episodes import EpisodeTracker
@@ -59,6 +60,10 @@ class Hook:
         """Return the results of chunks in these slots `[B]`, among which it may end episodes, and columns `[B, ...]` of
         the rollout. The collector begins the next episodes."""
         return result, {}
+
+    def complete(self, columns: dict[str, Tensor]) -> None:
+        """Fill in, in place, what has become known by the end of a rollout, of whose columns `[K, B, ...]` those of
+        slot `i` are `i`, `i + num_envs`, ..."""
 
     def state(self, numbers: NDArray[np.int64]) -> list[Any]:
         """Return its state as JSON, an entry for each slot; `numbers` `[B]` are those of the episodes in progress."""

@@ -1,12 +1,12 @@
-"""A classifier of success beside the simulators: it says when an episode is solved, and may end it.
+"""Judges beside the simulators: small networks that say when an episode is solved, or how far it is.
 
-Shapes: `M` slots, `C` actions in a chunk.
+Shapes: `B` slots of a decision, `M` slots of results, `C` actions in a chunk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,27 +14,59 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embodyrl.algorithms.options import ClassifierRewardConfig
+from embodyrl.algorithms.options import ClassifierRewardConfig, Pays, ProgressRewardConfig
 from embodyrl.config.schema import Config
-from embodyrl.models.classifier import SuccessClassifier
-from embodyrl.models.judging import find_classifier
-from embodyrl.rollout.hooks import Hook
+from embodyrl.models.classifier import ProgressPredictor, SuccessClassifier
+from embodyrl.models.judging import CLASSIFIER, PROGRESS
+from embodyrl.registry import REWARDS, load_target
+from embodyrl.rollout.hooks import Decision, Hook
 
 if TYPE_CHECKING:
     from embodyrl.envs.manager import StepResult
 
 
-def judge_of(config: Config, num_envs: int, device: torch.device) -> ClassifierReward | None:
-    """Return what judges the episodes of a process's slots; None if rewards do not come from a classifier.
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Place of a judge: one of the processes with simulators."""
+
+    config: Config
+    slots: range
+    """Slots of this process, as numbered in the run."""
+    device: torch.device
+    cameras: tuple[str, ...]
+    """Names of an observation's images, of one moment."""
+    folder: Path | None
+    """Of the run; None: it keeps nothing."""
+
+
+def judge_of(seat: Seat) -> Hook | None:
+    """Return what judges the episodes of a process's slots; None if rewards do not come from a judge.
 
     Raises:
         PolicyError: its files are missing or damaged.
     """
-    settings = config.algorithm.parts().get("reward")
-    if not isinstance(settings, ClassifierRewardConfig):
+    reward = seat.config.algorithm.parts().get("reward")
+    judge = None if reward is None else REWARDS.entry(reward.name).judge
+    if judge is None:
         return None
-    folder = find_classifier(Path(str(settings.path)))
-    return ClassifierReward(SuccessClassifier.load(folder, device), settings, num_envs)
+    hook: Hook = load_target(judge)(seat)
+    return hook
+
+
+def classifier_reward(seat: Seat) -> ClassifierReward:
+    """Return the hook of reward `classifier`."""
+    settings = seat.config.algorithm.parts()["reward"]
+    assert isinstance(settings, ClassifierRewardConfig), "its registration says so"
+    folder = CLASSIFIER.find(Path(str(settings.path)))
+    return ClassifierReward(SuccessClassifier.load(folder, seat.device), settings, len(seat.slots))
+
+
+def progress_reward(seat: Seat) -> ProgressReward:
+    """Return the hook of reward `progress`."""
+    settings = seat.config.algorithm.parts()["reward"]
+    assert isinstance(settings, ProgressRewardConfig), "its registration says so"
+    folder = PROGRESS.find(Path(str(settings.path)))
+    return ProgressReward(ProgressPredictor.load(folder, seat.device), settings, len(seat.slots))
 
 
 class ClassifierReward(Hook):
@@ -82,3 +114,51 @@ class ClassifierReward(Hook):
     def restore(self, numbers: NDArray[np.int64], state: Sequence[bool]) -> None:
         """Continue from `state`."""
         self.solved[:] = state
+
+
+class ProgressReward(Hook):
+    """Predicts the progress at the observation after each chunk, and before the first of an episode.
+
+    Args:
+        predictor: says how far the task is.
+        settings: what is paid.
+        num_envs: slots of this process.
+    """
+
+    state_name = "progress"
+
+    def __init__(self, predictor: ProgressPredictor, settings: ProgressRewardConfig, num_envs: int) -> None:
+        self._predictor, self._pays = predictor, settings.pays
+        self.reached = np.full(num_envs, np.nan, np.float32)
+        """Progress of each slot's episode; NaN until its first decision."""
+
+    def begin(self, slots: NDArray[np.int64]) -> None:
+        """See `Hook`."""
+        self.reached[slots] = np.nan
+
+    def decide(self, decision: Decision) -> dict[str, NDArray[Any]]:
+        """See `Hook`: look at where episodes begin; later observations have been seen as those that followed."""
+        new = np.isnan(self.reached[decision.slots])
+        if new.any():
+            self.reached[decision.slots[new]] = self._predictor.progress(decision.observation.take(new))
+        return {}
+
+    def judge(self, slots: NDArray[np.int64], result: StepResult) -> tuple[StepResult, dict[str, NDArray[Any]]]:
+        """Judge the results of chunks in these slots; returns them as they are, and `progress [M, C]`: at the last
+        action of each chunk what is paid for it."""
+        after = self._predictor.progress(result.final_observation)
+        paid = after - self.reached[slots] if self._pays is Pays.gain else after
+        counts = ~result.lost & (result.steps > 0)
+        progress = np.zeros(result.success.shape, np.float32)
+        progress[counts, result.steps[counts] - 1] = paid[counts]
+        over = result.terminated | result.truncated | result.lost
+        self.reached[slots] = np.where(over, np.float32(np.nan), after)
+        return result, {"progress": progress}
+
+    def state(self, numbers: NDArray[np.int64]) -> list[float]:
+        """Return the progress of each slot's episode; -1 where no decision has been made in it."""
+        return [-1.0 if np.isnan(each) else float(each) for each in self.reached]
+
+    def restore(self, numbers: NDArray[np.int64], state: Sequence[float]) -> None:
+        """Continue from `state`."""
+        self.reached[:] = [np.nan if each < 0.0 else each for each in state]

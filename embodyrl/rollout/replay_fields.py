@@ -17,6 +17,10 @@ REMAINING, SOLVED = "remaining", "solved"
 was solved."""
 
 
+JUDGED: Mapping[str, type[np.generic]] = {"judged": np.bool_, "progress": np.float32, "answers": np.float32}
+"""Columns `[C]` of a decision in which hooks leave what rewards come from (`RewardEntry.judged`), with their types."""
+
+
 @dataclass(frozen=True)
 class Field:
     """A column of a replay."""
@@ -41,7 +45,7 @@ def replay_fields(
     images: tuple[int, ...] | None = None,
     corrected: bool = False,
     tasks: bool = False,
-    judged: bool = False,
+    judged: str | None = None,
     whole_episodes: bool = False,
 ) -> Mapping[str, Field]:
     """Return the columns of a replay.
@@ -53,7 +57,7 @@ def replay_fields(
         images: shape `(V, H, W, 3)` of the images of a moment; None: none are kept.
         corrected: whether an expert acts beside the policy, so that it is kept who decided and what the expert wanted.
         tasks: whether it is kept what the task was.
-        judged: whether a classifier says what is solved.
+        judged: column of what rewards come from, see `JUDGED`; None: there is none.
         whole_episodes: whether it is kept what came of the episode.
     """
     observed = {
@@ -76,7 +80,7 @@ def replay_fields(
 
 
 def steered_fields(
-    flow: FlowSizes, steering: SteeringConfig, *, action_dim: int, chunk_size: int, judged: bool = False
+    flow: FlowSizes, steering: SteeringConfig, *, action_dim: int, chunk_size: int, judged: str | None = None
 ) -> Mapping[str, Field]:
     """Return the columns of a replay of noise that was chosen for a frozen flow policy, whose features take the place
     of observations; for the sizes see `replay_fields`."""
@@ -87,7 +91,7 @@ def steered_fields(
     }
 
 
-def _outcome(chunk_size: int, *, judged: bool) -> Mapping[str, Field]:
+def _outcome(chunk_size: int, *, judged: str | None) -> Mapping[str, Field]:
     """Return the columns of what a decision led to."""
     return {
         "rewards": Field((chunk_size,), np.float32),
@@ -95,7 +99,7 @@ def _outcome(chunk_size: int, *, judged: bool) -> Mapping[str, Field]:
         "steps": Field((), np.uint8),
         "terminated": Field((), np.bool_),
         "truncated": Field((), np.bool_),
-        **({"judged": Field((chunk_size,), np.bool_)} if judged else {}),
+        **({} if judged is None else {judged: Field((chunk_size,), JUDGED[judged])}),
     }
 
 

@@ -48,6 +48,8 @@ class ProcessAddress:
     """Folder for the output of its simulators; None: they are kept only while it runs."""
     simulators: Address | None
     """Its simulators on another machine; None: it starts them itself."""
+    run_dir: Path | None = None
+    """Folder of the run; None: it is on another machine."""
 
     @property
     def is_beside_first(self) -> bool:
@@ -74,7 +76,7 @@ class Deployment:
         self.loaded = loaded
         self.plan = plan
         self.launcher = launcher
-        self._logs = run_dir / WORKER_LOGS
+        self._run_dir, self._logs = run_dir, run_dir / WORKER_LOGS
         self._workers: list[Worker] = []
         self._simulators: list[Address] = []
         """Of each process that rolls out; empty: each has its own."""
@@ -118,6 +120,7 @@ class Deployment:
             folder=str(Path.cwd()),
             log_dir=self._logs / f"{spec.role}-{spec.rank}" if place.machine == first else None,
             simulators=self.simulators_of(spec),
+            run_dir=self._run_dir if place.machine == first else None,
         )
 
     @property

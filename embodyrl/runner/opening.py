@@ -147,7 +147,7 @@ def collocated(
         blocks = blocks_here(config, place)
         manager = started if expert is None else shown_to_policy(started, expert)
         learner = build_method(config, manager, weights=weights, folder=directory.path, ranks=ranks, blocks=blocks)
-        yield learner, LocalRollouts(LocalEnvs(config, manager, learner.engine, expert))
+        yield learner, LocalRollouts(LocalEnvs(config, manager, learner.engine, expert, directory.path))
 
 
 @contextmanager

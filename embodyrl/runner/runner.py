@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from embodyrl.errors import shell_command
+from embodyrl.errors import RewardError, shell_command
 from embodyrl.pipelines.pipeline import Iteration, Pipeline
 from embodyrl.rollout.episodes import newest_means, newest_with
 from embodyrl.runner.callbacks import Callbacks
@@ -102,9 +102,14 @@ class Runner:
 
         Raises:
             OutOfMemoryError: memory ran out. The iterations before are saved, if that was possible.
+            RewardError: rewards cannot be had. The same.
         """
         try:
             return self._iterate()
+        except RewardError as error:
+            raise RewardError(
+                f"{error}. {self.checkpoints.rescue()}. Continue with {shell_command('resume', self.context.run_dir)}"
+            ) from error
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -21,7 +21,7 @@ from embodyrl.rollout.collector import Collector, Mode, Zeros
 from embodyrl.rollout.episodes import EpisodeSource, FinishedEpisode, Rollout
 from embodyrl.rollout.hooks import Hook
 from embodyrl.rollout.interventions import Interventions
-from embodyrl.rollout.judging import judge_of
+from embodyrl.rollout.judging import Seat, judge_of
 from embodyrl.rollout.late_chunks import LateChunks
 from embodyrl.rollout.needs import images_are_read
 from embodyrl.rollout.rollouts import PlayState, Rollouts, SimulatorEvents, join_slots, own_slots
@@ -39,12 +39,18 @@ class LocalEnvs:
         manager: its simulators; processes have equal shares of the envs, in the order of their blocks.
         engine: chooses the actions; knows the blocks.
         expert: acts beside the policy in rollouts; None: nobody does.
+        folder: of the run; None: this process has none.
     """
 
     def __init__(
-        self, config: Config, manager: Simulators, engine: HybridEngine, expert: Demonstrator | None = None
+        self,
+        config: Config,
+        manager: Simulators,
+        engine: HybridEngine,
+        expert: Demonstrator | None = None,
+        folder: Path | None = None,
     ) -> None:
-        self.config = config
+        self.config, self._folder = config, folder
         self.manager = manager
         self.engine = engine
         blocks, needs = engine.blocks, config.algorithm.needs(config)
@@ -94,7 +100,10 @@ class LocalEnvs:
                 first_slot=self.slots.start,
                 seed=config.seed,
             )
-        if (judge := judge_of(config, num_envs, self.engine.device)) is not None:
+        seat = Seat(
+            config=config, slots=self.slots, device=self.engine.device, cameras=spec.cameras, folder=self._folder
+        )
+        if (judge := judge_of(seat)) is not None:
             yield judge
 
     def _late_chunks(self) -> LateChunks:

@@ -124,7 +124,7 @@ class RolloutWorker:
                 weights = Path(own)
                 copy_folder(lent, weights, timeout_s=self.config.placement.rollout.timeout_s)
             engine = build_acting(self.config, self.manager, weights, place=self.address.place)
-        self._share = LocalEnvs(self.config, self.manager, engine, self._expert)
+        self._share = LocalEnvs(self.config, self.manager, engine, self._expert, folder=self.address.run_dir)
 
     @property
     def share(self) -> LocalEnvs:

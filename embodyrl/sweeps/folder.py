@@ -17,7 +17,7 @@ from embodyrl.config.build import with_values
 from embodyrl.config.issues import KeyPath
 from embodyrl.errors import UserError, shell_command
 from embodyrl.files import write_whole
-from embodyrl.models.judging import CLASSIFIER
+from embodyrl.models.judging import KINDS
 from embodyrl.runner.rundir import RunDir, is_free, make_numbered, near_path, write_config
 from embodyrl.runs import CONFIG_FILE, published
 from embodyrl.runs.record import RunRecord
@@ -171,7 +171,8 @@ def state_of(run_dir: Path) -> State:
     if not (run_dir / CONFIG_FILE).is_file() or is_free(run_dir):  # a run that finds somebody's own files says so
         return State.missing
     summary = RunRecord(run_dir).summary
-    if (run_dir / CLASSIFIER).is_dir() if summary is None else summary.get("stopped_by") is None:
+    learned = any((run_dir / kind.folder).is_dir() for kind in KINDS)  # such runs write no summary
+    if learned if summary is None else summary.get("stopped_by") is None:
         return State.finished
     return State.interrupted if published(run_dir) else State.unsaved
 

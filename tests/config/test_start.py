@@ -24,6 +24,7 @@ MISFITS = (
     "chooses the noise that a flow policy turns into actions",
     "differentiable functions of noise",
     "cannot be a classifier of success",
+    "cannot be a predictor of progress",
 )
 """Why an algorithm that another environment or model can use does not fit, in the words of its rules."""
 

@@ -442,6 +442,41 @@ def write_judge(folder: Path) -> None:
     assert train.run(load_config(folder / "learn.yaml", [f"run.dir={folder / 'judge'}"])) == 0
 
 
+FORESEEN = PAID.replace("classifier, path: FOLDER/judge, threshold: 0.8", "progress, path: FOLDER/judge").replace(
+    "{name: paid", "{name: foreseen"
+)
+"""The same, paid by predicted progress."""
+
+
+def write_predictor(folder: Path) -> None:
+    """A run that has learned how far a pendulum is that rises at a constant speed; others fall."""
+    rng = np.random.default_rng(0)
+    spec = DatasetSpec(action_names=("torque",), state_dim=3, fps=20, outcome=True, ends=True)
+    with DatasetWriter(folder / "judged", spec) as writer:
+        for number in range(20):
+            angle = np.linspace(rng.uniform(2.0, 3.0), 0.0 if number % 5 else 3.1, 31) * rng.choice([-1, 1])
+            states = np.stack([np.cos(angle), np.sin(angle), rng.uniform(-8, 8, 31)], 1).astype(np.float32)
+            writer.add(
+                Episode(
+                    task="swing up",
+                    proprio=states[:-1],
+                    last_proprio=states[-1],
+                    actions=np.zeros((30, 1), np.float32),
+                    rewards=np.zeros(30, np.float32),
+                    success=states[1:, 0] > 0.99,
+                )
+            )
+    text = LEARN.replace("FOLDER", str(folder)).replace("reward_classifier", "reward_progress")
+    (folder / "learn.yaml").write_text(text)
+    assert train.run(load_config(folder / "learn.yaml", [f"run.dir={folder / 'judge'}"])) == 0
+
+
+def show_that_progress_is_paid(run: Run) -> None:
+    moments = run.replay()
+    paid = moments["progress"][moments["decided"]]
+    assert (paid > 0.02).any() and (paid < -0.02).any() and paid.abs().max() <= 1.0
+
+
 def show_that_judged_episodes_end(run: Run) -> None:
     moments = run.replay()
     judged, ended = (moments[name][moments["decided"]] for name in ("judged", "terminated"))
@@ -473,4 +508,5 @@ LEARNERS: dict[str, Learner] = {
         STEERED, 4, 2, show_that_noise_learns, write_base, needs=("transformers", "pygame"), uses=use_steered
     ),
     "paid": Learner(PAID, 6, 3, show_that_judged_episodes_end, write_judge, needs=DATA),
+    "foreseen": Learner(FORESEEN, 6, 3, show_that_progress_is_paid, write_predictor, needs=DATA),
 }

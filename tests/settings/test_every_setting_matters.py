@@ -146,6 +146,7 @@ ELSEWHERE = {
         ("algorithm.reward.path", "algorithm.reward.threshold", "algorithm.reward.ends_episodes"),
         "tests/runner/test_reward_classifier.py: needs a classifier",
     ),
+    "algorithm.reward.pays": "tests/methods/test_reward_progress.py",
     "algorithm.reward.encoder": "tests/pipelines/test_stages.py registers another one",
     "algorithm.reward.compat": "tests/algorithms/test_rewards.py: only matters where successes form clusters",
 }

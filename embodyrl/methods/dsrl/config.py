@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from embodyrl.algorithms.options import ClassifierRewardConfig
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Learns, Needs
 from embodyrl.config.schema import Config
+from embodyrl.methods.replay.config import judged_column
 from embodyrl.methods.sac.config import OffPolicyConfig, SACConfig
 from embodyrl.models.flow.config import FlowSizes, SteeringConfig, flow_sizes
 from embodyrl.rollout.replay_fields import Field, steered_fields
@@ -51,6 +51,5 @@ class DSRLConfig(SACConfig):
     ) -> Mapping[str, Field]:
         """See `AlgorithmConfig`."""
         assert flow is not None, "the config rules ask for a flow policy"
-        judged = isinstance(self.reward, ClassifierRewardConfig)
         steering, chunk_size = self.off_policy.steering, config.rollout.chunk_size
-        return steered_fields(flow, steering, action_dim=action_dim, chunk_size=chunk_size, judged=judged)
+        return steered_fields(flow, steering, action_dim=action_dim, chunk_size=chunk_size, judged=judged_column(self))

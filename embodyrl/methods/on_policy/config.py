@@ -25,7 +25,7 @@ from embodyrl.config.schema import (
     component,
     setting,
 )
-from embodyrl.registry import ADVANTAGES
+from embodyrl.registry import ADVANTAGES, REWARDS, load_target
 from embodyrl.screen import counted
 
 if TYPE_CHECKING:
@@ -78,6 +78,11 @@ class NewestConfig(RewardedConfig):
         from embodyrl.methods.on_policy import rules
 
         yield from rules.check_stages(config, self, stages)
+
+    def notes(self, config: Config) -> list[str]:
+        """See `AlgorithmConfig`: those of the reward."""
+        of_reward = fact(REWARDS, self.reward.name, "notes")
+        return [] if of_reward is None else [*load_target(of_reward)(config)]
 
     def parts(self) -> Mapping[str, Any]:
         """See `AlgorithmConfig`."""
@@ -202,7 +207,7 @@ class OnPolicyConfig(NewestConfig):
         """See `AlgorithmConfig`."""
         from embodyrl.methods.on_policy import rules
 
-        return rules.notes(config, self)
+        return [*super().notes(config), *rules.notes(config, self)]
 
     def parts(self) -> Mapping[str, Any]:
         """See `AlgorithmConfig`."""

@@ -6,15 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from embodyrl.algorithms.options import ClassifierRewardConfig
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Idleness, IterationSize, Learns, Needs
 from embodyrl.config.replay import InterveneConfig, ReplayConfig
+from embodyrl.config.rules import fact
 from embodyrl.config.schema import AlgorithmConfig, Config, CriticUse, RewardedConfig, setting
 from embodyrl.data.check import task_notes
 from embodyrl.models.flow.config import FlowSizes
+from embodyrl.registry import REWARDS
 from embodyrl.rollout.replay_fields import MIB, Field, replay_fields
 from embodyrl.screen import counted
+
+
+def judged_column(algorithm: AlgorithmConfig) -> str | None:
+    """Return the column of judgements that the rewards of a method come from; None: there is none."""
+    reward = algorithm.parts().get("reward")
+    return None if reward is None else fact(REWARDS, reward.name, "judged")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +185,7 @@ class ReplayAlgorithmConfig(AlgorithmConfig):
             images=(env.frames * len(env.cameras), *env.image_size, 3) if env.cameras else None,
             corrected=needs.expert is not None,
             tasks=needs.learns is Learns.weighted_imitation or needs.whole_episodes,
-            judged=isinstance(self.parts().get("reward"), ClassifierRewardConfig),
+            judged=judged_column(self),
             whole_episodes=needs.whole_episodes,
         )
 

@@ -35,6 +35,7 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import ActOutput, Inputs, Policy, SoftPolicy
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.replay import DemonstrationSampler, Minibatch, Replay
+from embodyrl.rollout.replay_fields import JUDGED
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.clock import Phase
 
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from embodyrl.data.transitions import Transitions
     from embodyrl.pipelines.pipeline import Iteration
 
-OF_REWARDS = ("rewards", "success", "judged", "steps", "terminated", "truncated")
-"""Columns of a replay that rewards are computed from, `judged` only where a classifier says what is solved."""
+OF_REWARDS = ("rewards", "success", *JUDGED, "steps", "terminated", "truncated")
+"""Columns of a replay that rewards are computed from, of `JUDGED` only where a judge writes one."""
 
 
 class ReplayLearner(Learner):

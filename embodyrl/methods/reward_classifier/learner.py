@@ -1,27 +1,22 @@
-"""Learning a classifier of success from demonstrations, for rewards (`algorithm.reward: classifier`).
-
-It is small and learned in seconds, without simulators: a run that was interrupted begins again.
-"""
+"""Learning a classifier of success from demonstrations, for rewards (`algorithm.reward: classifier`)."""
 
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embodyrl.config.schema import Config
 from embodyrl.data.judgements import Judgements
-from embodyrl.data.store import EpisodeStore
-from embodyrl.methods.imitation.imitation import Imitation
-from embodyrl.methods.learner import BuildEngine, LearnerAlone
-from embodyrl.methods.reward_classifier.config import RewardClassifierConfig
-from embodyrl.models.classifier import SuccessClassifier, spec_of_answers
-from embodyrl.models.judging import CLASSIFIER, ClassifierFacts, ClassifierInput
+from embodyrl.methods.judges.learner import JudgeLearner
+from embodyrl.methods.learner import BuildEngine
+from embodyrl.models.classifier import SuccessClassifier
+from embodyrl.models.judging import CLASSIFIER
 from embodyrl.tracking.intervals import wilson_interval
 
 THRESHOLDS = (0.5, 0.7, 0.9, 0.95)
@@ -75,74 +70,33 @@ class Scores:
         )
 
 
-class ClassifierLearner(LearnerAlone):
-    """Learns to say from an observation whether the task is solved.
+class ClassifierLearner(JudgeLearner):
+    """Learns to say from an observation whether the task is solved."""
 
-    Args:
-        config: of the run.
-        build: builds the engine of a network.
-
-    Raises:
-        DatasetError: the demonstrations do not suffice.
-    """
-
-    written = CLASSIFIER
+    written = CLASSIFIER.folder
+    judge_class = SuccessClassifier
+    labels = Judgements
+    judge: SuccessClassifier
 
     def __init__(self, config: Config, build: BuildEngine) -> None:
-        assert isinstance(config.algorithm, RewardClassifierConfig), "its registration says so"
-        self._config = config
-        store = EpisodeStore.open(config)
-        self._shown = Judgements(store, config.algorithm.held_out)
-        env = config.env
-        height, width = env.image_size if env.cameras else (0, 0)
-        self._seen = ClassifierInput(
-            state_dim=store.dataset.spec.state_dim,
-            cameras=tuple(env.cameras),
-            image_size=(height, width),
-            frames=env.frames,
-        )
-        single = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, chunk_size=1))
-        self._engine = build(single, spec_of_answers(self._seen))
-        self._imitation = Imitation(self._engine)
-        self._classifier = SuccessClassifier(self._engine.policy)
+        super().__init__(config, build)
         self._scores: list[Scores] = []
-
-    def describe(self) -> str:
-        """See `LearnerAlone`."""
-        return f"demonstrations: {self._shown.describe()}"
-
-    def iterate(self, number: int) -> dict[str, float]:
-        """See `LearnerAlone`."""
-        steps = self._config.data.steps
-        return self._imitation.learn(self._shown.batches((number - 1) * steps, steps))
 
     def evaluate(self, message: Callable[[str], None]) -> dict[str, float]:
         """See `LearnerAlone`: on what was held out, for every threshold."""
-        observations, answers = self._shown.held_out()
-        probabilities = np.concatenate([self._classifier.probabilities(each) for each in observations])
-        self._scores = [Scores.of(probabilities, answers, threshold) for threshold in THRESHOLDS]
+        observations, answers = self.shown.held_out()
+        probabilities = np.concatenate([self.judge.probabilities(each) for each in observations])
+        self._scores = [Scores.of(probabilities, answers.astype(np.bool_), threshold) for threshold in THRESHOLDS]
         first = self._scores[0]
         message(f"held out   {first.line()}")
         return {"eval/precision": first.precision, "eval/recall": first.recall}
 
-    def write(self, folder: Path) -> None:
-        """See `LearnerAlone`: the classifier, written beside its place and renamed."""
-        from embodyrl.engine.lora import save_policy
-
-        config = self._config
-        held_out = {
+    def held_out(self) -> dict[str, Any]:
+        """See `JudgeLearner`."""
+        return {
             f"{each.threshold:g}": dataclasses.asdict(each) | {"precision": each.precision, "recall": each.recall}
             for each in self._scores
         }
-        facts = ClassifierFacts(
-            model=config.model.name, seen=self._seen, tasks=tuple(config.env.tasks), held_out=held_out
-        )
-        with tempfile.TemporaryDirectory(dir=folder, prefix=f".{CLASSIFIER}.") as temporary:
-            place = Path(temporary) / CLASSIFIER
-            place.mkdir()
-            save_policy(self._engine.policy, place, config.model)
-            facts.write(place)
-            place.rename(folder / CLASSIFIER)
 
     def closing(self, folder: Path) -> Iterator[str]:
         """See `LearnerAlone`."""

@@ -1,0 +1,1 @@
+"""A predictor of progress, learned from successful demonstrations, as a reward for other methods."""
