@@ -23,6 +23,10 @@ class Learns(StrEnum):
     """Its supervised loss (`Policy.sft_loss`): any model and any kind of action will do."""
     weighted_imitation = "weighted_imitation"
     """Its supervised loss, in which each sample has a weight (`ModelEntry.weighs`)."""
+    flow = "flow"
+    """Velocities that make chunks of noise, beside critics that choose among several (`FlowActorCritic`)."""
+    one_step = "one_step"
+    """Such velocities, and a network distilled from them that critics teach."""
     noise = "noise"
     """The noise of a flow policy, which stays as it is (`models.flow.config.FlowInfo`)."""
 

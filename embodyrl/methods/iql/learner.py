@@ -35,7 +35,7 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.methods.imitation.imitation import Imitation
 from embodyrl.methods.iql.config import IQLConfig
 from embodyrl.methods.replay.critic_encoder import CriticEncoder
-from embodyrl.methods.replay.critics import Critics
+from embodyrl.models.critics.network import Critics
 from embodyrl.methods.replay.learner import CriticLearner, EncodedMinibatch
 from embodyrl.models.policy import Policy, SoftPolicy
 from embodyrl.rollout.replay import DemonstrationSampler, Minibatch, Replay

@@ -32,10 +32,10 @@ def check(config: Config) -> Iterator[ConfigIssue]:
             f"model {config.model.name!r} cannot be a classifier of success: that is a small network",
             f"set model to {' or '.join(able)}",
         )
-    if isinstance(config.model, HeadConfig) and config.model.head is Distribution.squashed:
+    if isinstance(config.model, HeadConfig) and config.model.head is not Distribution.gaussian:
         yield ConfigIssue(
             ("model.head", "algorithm.name"),
-            "model.head = 'squashed' is a distribution of continuous actions, and a classifier answers yes or no",
+            f"model.head = {config.model.head.value!r} is a distribution of continuous actions, and a classifier answers yes or no",
             "leave it out",
         )
     if config.model.checkpoint is not None:
