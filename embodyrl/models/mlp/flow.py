@@ -1,5 +1,5 @@
-"""Small flow policies: a network of velocities makes chunks of actions of noise in a few steps, or another one, distilled
-from it, in one (Park et al. 2025, "Flow Q-Learning", arXiv:2502.02538). Critics may choose among several chunks.
+"""Small flow policies: a network of velocities makes chunks of actions of noise in a few steps, or another one,
+distilled from it, in one (Park et al. 2025, "Flow Q-Learning", arXiv:2502.02538). Critics may choose among several chunks.
 
 Velocities point from data to noise, as in `models.flow`: at the share s of noise a chunk is `(1 - s) a + s z`, and its
 velocity `z - a`. Shapes: `B` samples, `F` features, `N` numbers of a chunk in -1 .. 1, `n` candidates.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -63,7 +64,8 @@ class Judge(nn.Module):
         batch, candidates, _ = chunks.shape
         values = self.critics(features.repeat_interleave(candidates, 0), chunks.flatten(0, 1))
         agreed = values.mean(0) if self.config.mean else values.amin(0)
-        return agreed.view(batch, candidates).argmax(1)
+        best: Tensor = agreed.view(batch, candidates).argmax(1)
+        return best
 
 
 class FlowActorCritic(ActorCritic):
@@ -92,7 +94,7 @@ class FlowActorCritic(ActorCritic):
     def denoise(self, features: Tensor, noise: Tensor) -> Tensor:
         """Return the chunks `[B, N]` that the velocities make of `noise [B, N]` by Euler steps, in -1 .. 1."""
         chunk, shares = noise, torch.linspace(1.0, 0.0, self.head.steps + 1, device=noise.device, dtype=noise.dtype)
-        for before, after in zip(shares[:-1], shares[1:], strict=True):
+        for before, after in pairwise(shares):
             chunk = euler(chunk, self._velocities(features, chunk, before.expand(len(chunk))), before, after)
         return chunk.clamp(-1.0, 1.0)
 
@@ -141,7 +143,8 @@ class FlowActorCritic(ActorCritic):
         self.judge = Judge(critics, config, self.head.size).to(self.head.centre.device)
 
     def _velocities(self, features: Tensor, noisy: Tensor, shares: Tensor) -> Tensor:
-        return self.actor(torch.cat([features, noisy, shares[:, None]], -1)).float()
+        velocities: Tensor = self.actor(torch.cat([features, noisy, shares[:, None]], -1)).float()
+        return velocities
 
     def _over_actions(self, errors: Tensor, weights: Tensor | None) -> Tensor:
         """Return the means `[B]` of errors `[B, N]`, each action weighted."""

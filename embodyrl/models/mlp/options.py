@@ -119,10 +119,10 @@ def check_head(config: Config) -> Iterator[ConfigIssue]:
     serving = [each.value for each, offered in OFFERS.items() if learns in offered]
     able = [name for name, needs in needs_of_all(config).items() if needs.learns in OFFERS[head]]
     others = on_policy_algorithms(config) if head is Distribution.gaussian else " or ".join(able)
+    usual = f"algorithm {{name!r}} learns {LEARNED[learns]}, which model.head = {head.value!r} does not have"
     yield ConfigIssue(
         ("model.head", "algorithm.name"),
-        WHY_NOT[head, learns].format(name=config.algorithm.name) if (head, learns) in WHY_NOT else
-        f"algorithm {config.algorithm.name!r} learns {LEARNED[learns]}, which model.head = {head.value!r} does not have",
+        WHY_NOT.get((head, learns), usual).format(name=config.algorithm.name),
         f"set model.head to {' or '.join(serving)}, or algorithm to {others}",
         fix={"model.head": LEAVE_OUT if serving[0] == Distribution.gaussian else serving[0]},
     )

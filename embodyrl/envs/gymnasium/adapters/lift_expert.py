@@ -11,12 +11,12 @@ from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.options import GymnasiumConfig
 
 CUBE, HAND, FINGER, OBJECTS = slice(0, 3), slice(10, 13), 17, 10
-"""Numbers of the state: place of the cube [m], place of the hand [m], one finger's distance from the middle [m], and how
-many are those of objects, before the robot's."""
+"""Numbers of the state: place of the cube [m], of the hand [m], one finger's distance from the middle [m]; and how many
+are those of objects, before the robot's."""
 NEAR, ABOVE, LIFTED = 0.01, 0.06, 0.15
 """How near the hand comes, how high above the cube it approaches, and how far it lifts [m]."""
-CLOSED = 0.028
-"""Distance of a finger from the middle when it holds the cube; open ones stand at 0.04 [m]."""
+CLOSED = 0.034
+"""Largest distance of a finger from the middle when it holds the cube, at its corners; open ones stand at 0.04 [m]."""
 GAIN = 10.0
 """Action per metre; 1 is a step of 5 cm."""
 OPEN, CLOSE = -1.0, 1.0
