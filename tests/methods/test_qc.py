@@ -164,7 +164,8 @@ def test_one_step_is_distilled_and_taught_by_values_by_hand_in_float64() -> None
     assert torch.allclose(gradients(engine.policy.one_step), gradients(hand.one_step), atol=1e-6)
     for others in (engine.policy.actor, engine.learner.critics):  # none flows through denoising
         assert not any(each.grad is not None and each.grad.any() for each in others.parameters())
-    assert float(losses["flow_loss"].mean().detach()) == pytest.approx(float(flow_loss(hand, seen, draw).detach()), abs=1e-6)
+    wanted = flow_loss(hand, seen, draw).detach()
+    assert float(losses["flow_loss"].mean().detach()) == pytest.approx(float(wanted), abs=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", [BEST, ONE_STEP], ids=["qc", "qc_fql"])

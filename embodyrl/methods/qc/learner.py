@@ -99,7 +99,8 @@ class FlowLearner(CriticLearner):
     def _executed(self, seen: EncodedMinibatch) -> Tensor:
         """Return 1 for actions that were executed, 0 for those after the end of an episode, `[M, C]`."""
         steps = seen.columns["steps"]
-        return (torch.arange(self.policy.spec.chunk_size, device=steps.device) < steps[:, None]).float()
+        executed: Tensor = torch.arange(self.policy.spec.chunk_size, device=steps.device) < steps[:, None]
+        return executed.float()
 
     # ---- checkpoints
 

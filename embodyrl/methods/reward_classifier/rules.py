@@ -35,8 +35,8 @@ def check(config: Config) -> Iterator[ConfigIssue]:
     if isinstance(config.model, HeadConfig) and config.model.head is not Distribution.gaussian:
         yield ConfigIssue(
             ("model.head", "algorithm.name"),
-            f"model.head = {config.model.head.value!r} is a distribution of continuous actions, and a classifier answers "
-            "yes or no",
+            f"model.head = {config.model.head.value!r} is a distribution of continuous actions, and a classifier "
+            "answers yes or no",
             "leave it out",
         )
     if config.model.checkpoint is not None:

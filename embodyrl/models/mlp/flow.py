@@ -1,5 +1,6 @@
 """Small flow policies: a network of velocities makes chunks of actions of noise in a few steps, or another one,
-distilled from it, in one (Park et al. 2025, "Flow Q-Learning", arXiv:2502.02538). Critics may choose among several chunks.
+distilled from it, in one (Park et al. 2025, "Flow Q-Learning", arXiv:2502.02538). Critics may choose among several
+chunks.
 
 Velocities point from data to noise, as in `models.flow`: at the share s of noise a chunk is `(1 - s) a + s z`, and its
 velocity `z - a`. Shapes: `B` samples, `F` features, `N` numbers of a chunk in -1 .. 1, `n` candidates.
