@@ -1,9 +1,9 @@
 """Learn MetaWorld push-v3 from few demonstrations and what comes after them, beside behaviour cloning of the same.
 
-For every seed: five demonstrations, from which push_rlpd, push_qc, push_qc_fql, push_dagger and its variant in which the
-expert takes over (HG-DAgger) begin; twenty that are disturbed, for behaviour cloning and push_iql; and twenty of which every
-other one is. Every evaluation is of 200 start states that neither showed. About eleven minutes for each seed on two
-cores. Runs that are in the folder already are not made again.
+For every seed: five demonstrations, from which push_rlpd, push_qc, push_qc_fql, push_dagger and its variant in which
+the expert takes over (HG-DAgger) begin; twenty that are disturbed, for behaviour cloning and push_iql; and twenty of
+which every other one is. Every evaluation is of 200 start states that neither showed. About eighteen minutes for each
+seed on two cores. Runs that are in the folder already are not made again.
 
     python benchmarks/push.py --seeds 1 2 3 --work DIR       # writes benchmarks/results/push.json
     python benchmarks/push.py --report                       # prints the tables of docs/results/push.md
