@@ -118,6 +118,24 @@ def actor_losses(values: Tensor, logprobs: Tensor, *, temperature: Tensor, use: 
     return temperature * logprobs - agreed
 
 
+def one_step_losses(
+    values: Tensor, distances: Tensor, *, distillation: float, use: CriticUse, size: Tensor | None
+) -> Tensor:
+    """Return the loss `[M]` of a policy of one step: alpha |mu(s, z) - flow(s, z)|^2 - Q(s, mu(s, z)) (Park et al.
+    2025, "Flow Q-Learning", arXiv:2502.02538, section 4).
+
+    Args:
+        values: `[E, M]`, of all critics, for chunks of the policy.
+        distances: `[M]`, from the chunks of the flow policy for the same noise.
+        distillation: alpha.
+        use: Q is the smallest of the critics' values, or their mean.
+        size: scalar by which Q is divided, so that one alpha suits all rewards; None: by nothing.
+    """
+    agreed = agreed_values(values, use)
+    require_same_shape(values=agreed, distances=distances)
+    return distillation * distances - (agreed if size is None else agreed / size.clamp(min=1e-6))
+
+
 def imitation_losses(errors: Tensor, labelled: Tensor, count: Tensor, size: int) -> Tensor:
     """Return the imitation loss `[M]` of each decision, such that the mean over a minibatch is the mean error of its
     demonstrated decisions; 0 where nobody has demonstrated one.

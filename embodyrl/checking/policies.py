@@ -321,6 +321,8 @@ def evaluate_agrees_with_act(bench: PolicyBench) -> None:
 @_promise("evaluate is differentiable in the weights", "evaluate")
 def evaluate_is_differentiable(bench: PolicyBench) -> None:
     """Check gradients of log-probs and values."""
+    if not bench.policy.has_likelihood:
+        raise DoesNotApply(f"model.head of {bench.policy.name!r} has no likelihood")
     scores = bench.scored
     parameters = [each for each in bench.policy.parameters() if each.requires_grad]
     parts = {"logprobs": scores.logprobs, "values": scores.values}

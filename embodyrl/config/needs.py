@@ -25,6 +25,10 @@ class Learns(StrEnum):
     """Its supervised loss, in which each sample has a weight (`ModelEntry.weighs`)."""
     velocity = "velocity"
     """The velocity of a flow policy between its actions and noise (`FlowPolicy.match`); actions need no log-probs."""
+    flow = "flow"
+    """Velocities that make chunks of noise, beside critics that choose among several (`FlowActorCritic`)."""
+    one_step = "one_step"
+    """Such velocities, and a network distilled from them that critics teach."""
     noise = "noise"
     """The noise of a flow policy, which stays as it is (`models.flow.config.FlowInfo`)."""
 

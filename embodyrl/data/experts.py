@@ -31,6 +31,13 @@ def declare() -> None:
         tasks=("libero_spatial/[012356789]", "libero_object/*", "libero_goal/[1468]"),
         summary="picks an object up and places it",
     )
+    EXPERTS.register(
+        "robosuite",
+        target="embodyrl.envs.gymnasium.adapters.lift_expert:LiftExpert",
+        requires=SIMULATORS.entry("robosuite").requires,
+        tasks=("Lift",),
+        summary="lifts the cube",
+    )
 
 
 class Demonstrator(Protocol):

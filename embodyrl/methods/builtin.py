@@ -124,6 +124,24 @@ def declare_algorithms() -> None:
         summary="soft actor-critic with demonstrations (data.path) in every minibatch, after imitating them",
     )
     ALGORITHMS.register(
+        "qc",
+        target=f"{HERE}.replay.iteration:offline_first",
+        options=f"{HERE}.qc.config:QCConfig",
+        learner=f"{HERE}.qc.learner:QChunking",
+        requires=DEMONSTRATED,
+        demonstrations=True,
+        summary="Q-chunking: a flow policy imitates (data.path, replay), critics choose the best of its chunks",
+    )
+    ALGORITHMS.register(
+        "qc_fql",
+        target=f"{HERE}.replay.iteration:offline_first",
+        options=f"{HERE}.qc_fql.config:QCFQLConfig",
+        learner=f"{HERE}.qc_fql.learner:DistilledQChunking",
+        requires=DEMONSTRATED,
+        demonstrations=True,
+        summary="Q-chunking with a policy of one step, distilled from the flow policy and taught by critics",
+    )
+    ALGORITHMS.register(
         "dagger",
         target=f"{HERE}.replay.iteration:demonstrated",
         options=f"{HERE}.dagger.config:DAggerConfig",

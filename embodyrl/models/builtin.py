@@ -43,7 +43,7 @@ def register_family(name: str, policy: str, options: str, **fields: Any) -> None
 
 SupportedModel.register(
     "mlp",
-    target="embodyrl.models.mlp.policy:MLPPolicy",
+    target="embodyrl.models.mlp.flow:mlp_policy",
     options="embodyrl.models.mlp.options:MLPConfig",
     words=False,
     critic=True,
@@ -57,7 +57,7 @@ SupportedModel.register(
 )
 SupportedModel.register(
     "cnn",
-    target="embodyrl.models.cnn.policy:CNNPolicy",
+    target="embodyrl.models.cnn.policy:cnn_policy",
     options="embodyrl.models.cnn.options:CNNConfig",
     requires=VLA,
     words=False,

@@ -17,11 +17,16 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
+from embodyrl.config.build import build_section
+from embodyrl.config.check import check_settings
+from embodyrl.config.compose import Settings
 from embodyrl.config.fields import class_at
+from embodyrl.config.issues import Location
 from embodyrl.config.renames import convert_options
 from embodyrl.config.schema import BROUGHT, ModelConfig, Precision
 from embodyrl.files import is_plain_name
 from embodyrl.hub import name_of
+from embodyrl.models.critics.config import CandidatesConfig
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.vla.config import WeightType
 from embodyrl.registry import SupportedModel
@@ -289,6 +294,23 @@ def read_steering(folder: Path) -> dict[str, Any] | None:
     if found is not None and not isinstance(found, dict):
         raise PolicyError(f"{path} is damaged (steering is {found!r:.60}, no object)", "take another checkpoint")
     return found
+
+
+def read_candidates(folder: Path) -> CandidatesConfig | None:
+    """Return how a saved policy chooses among several chunks; None if it does not.
+
+    Raises:
+        PolicyError: the file is damaged.
+    """
+    path = folder / DESCRIPTION_FILE
+    found = (read_json(path) if path.is_file() else {}).get("candidates")
+    if found is None:
+        return None
+    settings = Settings(found if isinstance(found, dict) else {"candidates": found})
+    if faults := check_settings(settings, CandidatesConfig, Location(f"{path} (candidates)"), ()):
+        raise PolicyError(f"{path} is damaged ({'; '.join(map(str, faults))})", "take another checkpoint")
+    described: CandidatesConfig = build_section(CandidatesConfig, settings.data)
+    return described
 
 
 def with_kept(config: Options, folder: Path) -> Options:

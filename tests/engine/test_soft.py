@@ -15,8 +15,8 @@ from torch import Tensor
 from embodyrl.config.schema import CriticUse, EngineConfig, OptimizerConfig
 from embodyrl.envs import ActionField, SimulatorSpec
 from embodyrl.methods.replay.config import CriticsConfig
-from embodyrl.methods.replay.critics import Critics
 from embodyrl.methods.sac.config import OffPolicyConfig, SACConfig, TemperatureConfig
+from embodyrl.models.critics.network import Critics
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.mlp.options import Distribution, MLPConfig
 from embodyrl.models.mlp.policy import MLPPolicy

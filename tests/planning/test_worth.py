@@ -10,7 +10,7 @@ import torch
 from embodyrl.config import load_config
 from embodyrl.methods.replay.config import CriticsConfig
 from embodyrl.methods.replay.critic_encoder import CODE_SIZE, EYE, LARGEST_SIDE, CriticEncoder
-from embodyrl.methods.replay.critics import Critics
+from embodyrl.models.critics.network import Critics
 from embodyrl.planning.planner import Limits, Planner, assumed_spec
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")

@@ -244,6 +244,22 @@ IQL = (
 WEIGHED = IQL.replace("head: squashed", "head: gaussian")
 """A policy that shows critics nothing imitates by its own loss."""
 
+CHUNKED = (
+    DEMONSTRATED.replace("STEPS", "steps: 15")
+    .replace("num_chunks: 12", "num_chunks: 6, chunk_size: 2")
+    .replace("start_after: 90", "start_after: 40")
+)
+QC = (
+    CHUNKED.replace("ALGORITHM", "qc")
+    .replace("head: squashed", "head: flow, denoising_steps: 2")
+    .replace("MORE", "critics: {count: 3, hidden_sizes: [16]}, offline_iterations: 2, candidates: 3")
+)
+QC_FQL = (
+    CHUNKED.replace("ALGORITHM", "qc_fql")
+    .replace("head: squashed", "head: one_step, denoising_steps: 2")
+    .replace("MORE", "critics: {count: 2, hidden_sizes: [16]}, offline_iterations: 2")
+)
+
 EXPERT = '''
 import dataclasses
 
@@ -503,6 +519,8 @@ LEARNERS: dict[str, Learner] = {
     "rlpd": Learner(RLPD, 6, 3, make=write_demonstrations, needs=DATA),
     "iql": Learner(IQL, 6, 3, make=write_demonstrations, needs=DATA),
     "weighed": Learner(WEIGHED, 6, 3, make=write_demonstrations, needs=DATA),
+    "qc": Learner(QC, 6, 3, make=write_demonstrations, needs=DATA),
+    "qc_fql": Learner(QC_FQL, 6, 3, make=write_demonstrations, needs=DATA),
     "dagger": Learner(DAGGER, 6, 3, show_interventions, plugins={"swinger.py": EXPERT}),
     "steered": Learner(
         STEERED, 4, 2, show_that_noise_learns, write_base, needs=("transformers", "pygame"), uses=use_steered

@@ -109,6 +109,7 @@ CHANGES = {
 
 ELSEWHERE = {
     "model.head": "tests/engine/test_soft.py, as all of algorithm.off_policy: only a replay learns a squashed one",
+    "model.denoising_steps": "tests/methods/test_qc.py: only a flow head has such steps",
     "rollout.delay": "tests/rollout/test_action_queue.py, where a run has its hooks",
     "rollout.ready_slots": "tests/rollout/test_schedules.py",
     "rollout.observe": "tests/rollout/test_schedules.py: what is kept, not what is learned",

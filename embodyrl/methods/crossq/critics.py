@@ -13,7 +13,7 @@ from torch.nn.functional import relu
 
 from embodyrl.methods.crossq.config import NormedCriticsConfig
 from embodyrl.methods.replay.config import CriticsConfig
-from embodyrl.methods.replay.critics import Critics
+from embodyrl.models.critics.network import Critics
 
 LARGEST_SCALE, LARGEST_SHIFT = 3.0, 5.0
 """Bounds of `r` and `d` (Ioffe 2017, section 4)."""

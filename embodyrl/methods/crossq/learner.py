@@ -17,9 +17,9 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.methods.crossq.config import CrossQConfig
 from embodyrl.methods.crossq.critics import NormedCritics
 from embodyrl.methods.replay.config import CriticsConfig
-from embodyrl.methods.replay.critics import Critics
 from embodyrl.methods.replay.learner import EncodedMinibatch
 from embodyrl.methods.sac.learner import SoftActorCritic
+from embodyrl.models.critics.network import Critics
 from embodyrl.models.errors import PolicyError
 
 

@@ -35,8 +35,8 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.methods.imitation.imitation import Imitation
 from embodyrl.methods.iql.config import IQLConfig
 from embodyrl.methods.replay.critic_encoder import CriticEncoder
-from embodyrl.methods.replay.critics import Critics
 from embodyrl.methods.replay.learner import CriticLearner, EncodedMinibatch
+from embodyrl.models.critics.network import Critics
 from embodyrl.models.policy import Policy, SoftPolicy
 from embodyrl.rollout.replay import DemonstrationSampler, Minibatch, Replay
 from embodyrl.seeding import derive_seed

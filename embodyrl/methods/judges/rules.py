@@ -34,10 +34,11 @@ def check(config: Config) -> Iterator[ConfigIssue]:
             f"model {config.model.name!r} cannot be a {what}: that is a small network",
             f"set model to {' or '.join(able)}",
         )
-    if isinstance(config.model, HeadConfig) and config.model.head is Distribution.squashed:
+    if isinstance(config.model, HeadConfig) and config.model.head is not Distribution.gaussian:
         yield ConfigIssue(
             ("model.head", "algorithm.name"),
-            f"model.head = 'squashed' is a distribution of continuous actions, and a {what} gives one answer",
+            f"model.head = {config.model.head.value!r} is a distribution of continuous actions, and a {what} gives one "
+            "answer",
             "leave it out",
         )
     if config.model.checkpoint is not None:

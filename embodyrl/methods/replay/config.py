@@ -12,6 +12,7 @@ from embodyrl.config.replay import InterveneConfig, ReplayConfig
 from embodyrl.config.rules import fact
 from embodyrl.config.schema import AlgorithmConfig, Config, CriticUse, RewardedConfig, setting
 from embodyrl.data.check import task_notes
+from embodyrl.models.critics.config import CriticSizes
 from embodyrl.models.flow.config import FlowSizes
 from embodyrl.registry import REWARDS
 from embodyrl.rollout.replay_fields import MIB, Field, replay_fields
@@ -25,17 +26,11 @@ def judged_column(algorithm: AlgorithmConfig) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticsConfig:
+class CriticsConfig(CriticSizes):
     """Networks that value a chunk of actions in a state, and slow copies of them for their own targets."""
 
-    count: int = setting(2, low=1, high=100)
-    """Number of critics (E)."""
     subset: int = setting(2, low=1)
     """Critics whose smallest value is the target, drawn for every step, none twice; at most `count`."""
-    hidden_sizes: list[int] = setting([256, 256], low=1)
-    """Widths of their hidden layers."""
-    layer_norm: bool = setting(True)
-    """Normalise every hidden layer, which keeps values of actions that were never tried from growing."""
     tau: float = setting(0.005, above=0.0, high=1.0)
     """Share of the way that the slow copies go towards the critics after every step."""
     actor_uses: CriticUse = setting(CriticUse.min)

@@ -29,8 +29,8 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.methods.learner import Learner
 from embodyrl.methods.replay.config import CriticizedAlgorithmConfig, CriticsConfig, ReplayAlgorithmConfig
 from embodyrl.methods.replay.critic_encoder import CriticEncoder
-from embodyrl.methods.replay.critics import Critics
 from embodyrl.methods.replay.statistics import Statistics
+from embodyrl.models.critics.network import Critics
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import ActOutput, Inputs, Policy, SoftPolicy
 from embodyrl.rollout.batch import TrajectoryBatch

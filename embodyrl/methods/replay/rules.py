@@ -22,6 +22,13 @@ from embodyrl.models.flow.config import FlowInfo, flow_sizes
 from embodyrl.registry import REWARDS, SupportedModel
 from embodyrl.rollout.replay_fields import MIB, row_bytes
 
+LACKED = {
+    Learns.reparameterization: ("actions that are differentiable functions of noise", "squashed"),
+    Learns.flow: ("a small flow policy beside critics that see what it sees", "flow"),
+    Learns.one_step: ("a small flow policy, and one distilled from it that critics teach", "one_step"),
+}
+"""What a method needs of a policy beside critics, and the head of a small one that has it."""
+
 
 def check(config: Config, algorithm: ReplayAlgorithmConfig) -> Iterator[ConfigIssue]:
     """Check the settings of a method that learns from a replay."""
@@ -56,16 +63,17 @@ def check_critics(config: Config, settings: CriticizedConfig) -> Iterator[Config
 def _model(config: Config, needs: Needs) -> Iterator[ConfigIssue]:
     """Check that the policy offers what the method learns it by."""
     name, model = config.algorithm.name, config.model.name
-    if needs.learns is Learns.reparameterization and fact(SupportedModel, model, "off_policy") is False:
+    lacked = LACKED.get(needs.learns)
+    if lacked is not None and fact(SupportedModel, model, "off_policy") is False:
         steering = [each for each, other in needs_of_all(config).items() if other.learns is Learns.noise]
         flow = isinstance(model_info(model), FlowInfo)
         steer = f", or to {' or '.join(steering)}, which learns the noise of such a model" if flow and steering else ""
+        what, head = lacked
         yield ConfigIssue(
             ("algorithm.name", "model.name"),
-            f"algorithm {name!r} needs actions that are differentiable functions of noise, which model {model!r} does "
-            "not have",
+            f"algorithm {name!r} needs {what}, which model {model!r} does not have",
             f"set algorithm to {on_policy_algorithms(config)}{steer}, or model to {_able_models(config)} with "
-            "model.head: squashed",
+            f"model.head: {head}",
         )
 
 
@@ -103,7 +111,7 @@ def _settings_without_use(config: Config, algorithm: ReplayAlgorithmConfig, need
                 "leave it out",
                 fix={f"data.{name}": LEAVE_OUT},
             )
-    if config.engine.micro_batch_size is not None and needs.learns in (Learns.reparameterization, Learns.noise):
+    if config.engine.micro_batch_size is not None and needs.learns in (*LACKED, Learns.noise):
         yield ConfigIssue(
             ("engine.micro_batch_size", "algorithm.name"),
             f"engine.micro_batch_size is set, but algorithm {config.algorithm.name!r} learns from whole minibatches of "

@@ -13,10 +13,11 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.models.cnn.network import Encoder
 from embodyrl.models.cnn.options import CNNConfig, Encoders
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.mlp.flow import FlowActorCritic
 from embodyrl.models.mlp.heads import build_head
-from embodyrl.models.mlp.policy import ACTIVATIONS, ActorCritic, build_network
+from embodyrl.models.mlp.policy import ActorCritic
 from embodyrl.models.normalizer import SMALLEST_DEVIATION, RunningNormalizer
-from embodyrl.models.policy import Inputs, PolicyObservation, PolicySpec, mean_over_samples
+from embodyrl.models.policy import Inputs, PolicyObservation, PolicySpec
 from embodyrl.models.vla.cameras import check_names
 from embodyrl.models.vla.processor import check_images, read_state
 
@@ -61,7 +62,7 @@ class CNNPolicy(ActorCritic):
             )
         self.frames, self.there = simulator.frames, simulator.num_images
         self.order = [simulator.cameras.index(name) for name in chosen]
-        self.head = build_head(simulator, chunk_size, config.log_std_init, config.head)
+        self.head = build_head(config, simulator, chunk_size)
         self.spec = PolicySpec(
             kind=self.head.kind,
             chunk_size=chunk_size,
@@ -74,9 +75,7 @@ class CNNPolicy(ActorCritic):
         self.features = Features(config, simulator, len(self.order))
         self.feature_dim = self.features.size
         self.critic_features = None if config.shared else Features(config, simulator, len(self.order))
-        sizes, activation = [self.features.size, *config.hidden_sizes], ACTIVATIONS[config.activation]
-        self.actor = build_network([*sizes, self.head.outputs], activation, 0.01)
-        self.critic = None if self.learns_from_replay else build_network([*sizes, 1], activation, 1.0)
+        self.build_actor(config, config.hidden_sizes)
 
     def preprocess(self, observation: PolicyObservation) -> Inputs:
         """Return `images [B, V, 3 * F, h, w]` in [-1, 1], and `proprio [B, S]` if the state is read.
@@ -92,10 +91,6 @@ class CNNPolicy(ActorCritic):
         if not self.config.state:
             return {"images": pixels}
         return {"images": pixels, "proprio": read_state(observation.proprio, self.spec.proprio_dim, device)}
-
-    def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
-        """See `Policy.sft_loss`."""
-        return mean_over_samples(self.head.errors(self.actor(self._features(inputs)).float(), actions), inputs)
 
     def update_statistics(self, inputs: Inputs) -> None:
         """Update the running normalisation of states."""
@@ -132,3 +127,12 @@ class CNNPolicy(ActorCritic):
     def _state(self, inputs: Inputs) -> Tensor | None:
         state = inputs.get("proprio")
         return state if state is None or self.normalizer is None else self.normalizer(state)
+
+
+class FlowCNNPolicy(FlowActorCritic, CNNPolicy):
+    """A small flow policy on images and states."""
+
+
+def cnn_policy(config: CNNConfig, simulator: SimulatorSpec, chunk_size: int) -> CNNPolicy:
+    """Build the CNN policy that a config names."""
+    return (FlowCNNPolicy if config.is_flow else CNNPolicy)(config, simulator, chunk_size)

@@ -27,7 +27,7 @@ from embodyrl.runs import CHECKPOINTS, LAST
 
 ACTOR = "actor."
 """Beginning of the names of weights that every such policy has."""
-FREE = ("activation", "log_std_init", "critic_gradient", "cameras")
+FREE = ("activation", "log_std_init", "denoising_steps", "critic_gradient", "cameras")
 """Options that change no name and no shape of a weight."""
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from embodyrl.envs import SimulatorSpec
 from embodyrl.envs.conventions import from_unit_range, is_discrete, unit_range
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.mlp.options import Distribution
+from embodyrl.models.mlp.options import Distribution, HeadConfig
 from embodyrl.models.sampling import Gaussian, Squashed, draw, known
 
 INSIDE = 0.999
@@ -55,25 +55,29 @@ class Head(Protocol):
 
 
 def build_head(
-    simulator: SimulatorSpec, chunk_size: int, log_std: float, kind: Distribution = Distribution.gaussian
-) -> GaussianHead | SquashedHead | CategoricalHead:
+    config: HeadConfig, simulator: SimulatorSpec, chunk_size: int
+) -> GaussianHead | SquashedHead | CategoricalHead | FlowHead:
     """Build the distribution for a simulator's actions.
 
     Args:
+        config: kind of continuous ones, and its settings.
         simulator: its spec.
         chunk_size: `C`.
-        log_std: start value of the log standard deviations of continuous ones.
-        kind: of continuous ones.
 
     Raises:
-        PolicyError: squashed ones are asked for, and actions are discrete.
+        PolicyError: actions are discrete, and one is asked for that is of continuous ones alone.
     """
+    kind = config.head
     if is_discrete(simulator):
-        if kind is Distribution.squashed:
-            raise PolicyError("model.head is squashed, but this simulator's actions are discrete", "set it to gaussian")
+        if kind is not Distribution.gaussian:
+            raise PolicyError(
+                f"model.head is {kind.value}, but this simulator's actions are discrete", "set it to gaussian"
+            )
         return CategoricalHead(simulator, chunk_size)
+    if config.is_flow:
+        return FlowHead(simulator, chunk_size, config.denoising_steps)
     head = SquashedHead if kind is Distribution.squashed else GaussianHead
-    return head(simulator, chunk_size, log_std)
+    return head(simulator, chunk_size, config.log_std_init)
 
 
 class RangeHead(nn.Module):
@@ -140,6 +144,19 @@ class SquashedHead(Squashed, RangeHead):
         """Return the mean squared errors `[B]` of the most likely chunks, in units of half the action range."""
         wanted = self.to_unit(actions).clamp(-INSIDE, INSIDE)
         return (self.parameters_of(outputs)[0].tanh() - wanted).square().mean(-1)
+
+
+class FlowHead(RangeHead):
+    """Chunks that a network of velocities makes of noise; see `models.mlp.flow`, which has what a `Head` has."""
+
+    kind = "flow"
+
+    def __init__(self, simulator: SimulatorSpec, chunk_size: int, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        """Steps of denoising."""
+        self.size = self.outputs = chunk_size * simulator.action_dim
+        self.set_range(simulator, chunk_size)
 
 
 class CategoricalHead(nn.Module):

@@ -27,6 +27,32 @@ class Distribution(StrEnum):
 
     gaussian = "gaussian"
     squashed = "squashed"
+    flow = "flow"
+    one_step = "one_step"
+
+
+OFFERS = {
+    Distribution.gaussian: (Learns.likelihood, Learns.imitation, Learns.weighted_imitation),
+    Distribution.squashed: (Learns.reparameterization, Learns.imitation, Learns.weighted_imitation),
+    Distribution.flow: (Learns.flow, Learns.imitation),
+    Distribution.one_step: (Learns.one_step, Learns.imitation),
+}
+"""What a policy with each head can be learned by."""
+LEARNED = {
+    Learns.likelihood: "by the likelihood of actions, and a value network",
+    Learns.reparameterization: "actions that are differentiable functions of noise, with a density",
+    Learns.weighted_imitation: "to imitate each action by its weight",
+    Learns.flow: "a network of velocities, and chooses among the chunks that it makes of noise",
+    Learns.one_step: "a network of velocities, and one that does in one step what it does in several",
+}
+"""What each of these is, for people."""
+WHY_NOT = {
+    (Distribution.gaussian, Learns.reparameterization): "algorithm {name!r} learns from a replay, for which model.head "
+    "= 'gaussian' does not serve: its spread ignores the observation, and it leaves the action range",
+    (Distribution.squashed, Learns.likelihood): "model.head = 'squashed' has no value network and no entropy in closed "
+    "form, which algorithm {name!r} learns with",
+}
+"""More exactly, where most people meet it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +65,19 @@ class HeadConfig(ModelConfig):
     """Distribution of continuous actions. gaussian: Gaussians whose standard deviations do not depend on the
     observation, clipped to the action range; for PPO and its relatives. squashed: Gaussians whose standard deviations
     do, squeezed into the action range by tanh; for algorithms that learn from a replay (sac), whose critics take the
-    place of the value network."""
+    place of the value network. flow: no Gaussians, but a network of velocities that makes chunks of noise, whatever
+    their distribution; for qc and imitation. one_step: besides, a network that does it in one step, by which the policy
+    acts; for qc_fql and imitation."""
+    denoising_steps: int = setting(10, low=1, high=1000, only_with={"head": ("flow", "one_step")})
+    """Steps from noise to a chunk."""
     log_std_init: float = setting(-0.5, low=-5.0, high=2.0)
     """Start value of the exploration noise's log standard deviation, in units of half the action range (squashed:
     before tanh). Discrete actions have no such noise."""
+
+    @property
+    def is_flow(self) -> bool:
+        """Whether chunks are made of noise by a network of velocities."""
+        return self.head in (Distribution.flow, Distribution.one_step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,23 +112,17 @@ def check_head(config: Config) -> Iterator[ConfigIssue]:
     """Check that the distribution of actions is one that the algorithm can learn."""
     settings, learns = config.model, config.algorithm.needs(config).learns
     assert isinstance(settings, HeadConfig)
-    squashed = settings.head is Distribution.squashed
-    # Where it only imitates, both heads have a most likely action. Of choices the simulator's rules say more.
-    if learns is Learns.reparameterization and not squashed and not acts_by_choice(config):
-        yield ConfigIssue(
-            ("model.head", "algorithm.name"),
-            f"algorithm {config.algorithm.name!r} learns from a replay, for which model.head = 'gaussian' does not "
-            "serve: its spread ignores the observation, and it leaves the action range",
-            f"set model.head to squashed, or algorithm to {on_policy_algorithms(config)}",
-            fix={"model.head": "squashed"},
-        )
-    if squashed and learns is Learns.likelihood:
-        with_it = (Learns.reparameterization, Learns.weighted_imitation, Learns.imitation)
-        able = [name for name, needs in needs_of_all(config).items() if needs.learns in with_it]
-        yield ConfigIssue(
-            ("model.head", "algorithm.name"),
-            f"model.head = 'squashed' has no value network and no entropy in closed form, which algorithm "
-            f"{config.algorithm.name!r} learns with",
-            f"set model.head to gaussian, or algorithm to {' or '.join(able)}",
-            fix={"model.head": LEAVE_OUT},
-        )
+    head = settings.head
+    # Of choices the simulator's rules say more, and other methods learn no actions.
+    if learns not in LEARNED or learns in OFFERS[head] or (head is Distribution.gaussian and acts_by_choice(config)):
+        return
+    serving = [each.value for each, offered in OFFERS.items() if learns in offered]
+    able = [name for name, needs in needs_of_all(config).items() if needs.learns in OFFERS[head]]
+    others = on_policy_algorithms(config) if head is Distribution.gaussian else " or ".join(able)
+    usual = f"algorithm {{name!r}} learns {LEARNED[learns]}, which model.head = {head.value!r} does not have"
+    yield ConfigIssue(
+        ("model.head", "algorithm.name"),
+        WHY_NOT.get((head, learns), usual).format(name=config.algorithm.name),
+        f"set model.head to {' or '.join(serving)}, or algorithm to {others}",
+        fix={"model.head": LEAVE_OUT if serving[0] == Distribution.gaussian else serving[0]},
+    )

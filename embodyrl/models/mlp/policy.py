@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
-from embodyrl.models.mlp.heads import CategoricalHead, GaussianHead, SquashedHead, build_head
-from embodyrl.models.mlp.options import Activation, MLPConfig
+from embodyrl.models.mlp.heads import CategoricalHead, FlowHead, GaussianHead, SquashedHead, build_head
+from embodyrl.models.mlp.options import Activation, HeadConfig, MLPConfig
 from embodyrl.models.normalizer import SMALLEST_DEVIATION, RunningNormalizer
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Mode, PolicySpec, SoftPolicy, mean_over_samples
 
@@ -57,29 +57,53 @@ class ActorCritic(SoftPolicy):
     and has no value network: critics of actions are those of the algorithm."""
 
     acts_on_device = True
-    head: GaussianHead | SquashedHead | CategoricalHead
+    head: GaussianHead | SquashedHead | CategoricalHead | FlowHead
     normalizer: RunningNormalizer | None
     """Of states, if they are scaled."""
     actor: Network
     """From features to the outputs of the distribution."""
+    critic: Network | None
+    """Values of states, if there are any."""
 
     @abstractmethod
     def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """Return the outputs of the policy `[B, outputs]` and the values `[B]`, both float32; None without a critic."""
 
+    @abstractmethod
+    def _features(self, inputs: Inputs) -> Tensor:
+        """Return what the policy's network reads, `[B, F]`."""
+
+    def build_actor(self, config: HeadConfig, hidden_sizes: Sequence[int]) -> None:
+        """Build the networks behind the features: those of the policy, and the value network if it has one."""
+        sizes, activation = [self.feature_dim, *hidden_sizes], ACTIVATIONS[config.activation]
+        # Velocities depend on a noisy chunk and its share of noise, too.
+        further = self.head.size + 1 if isinstance(self.head, FlowHead) else 0
+        self.actor = build_network([sizes[0] + further, *sizes[1:], self.head.outputs], activation, 0.01)
+        self.critic = None if self.learns_from_replay else build_network([*sizes, 1], activation, 1.0)
+
     def act(self, inputs: Inputs, mode: Mode, generator: torch.Generator | None = None) -> ActOutput:
         """See `Policy.act`; the trace holds the sample `[B, N]`."""
-        outputs, values = self._look(inputs)
-        sample = self.head.sample(outputs, generator) if mode == "train" else self.head.mode(outputs)
-        logprobs = self.head.logprobs(outputs, sample)
-        actions = self.head.actions(sample, logprobs)
+        (outputs, values), head = self._look(inputs), self._distribution
+        sample = head.sample(outputs, generator) if mode == "train" else head.mode(outputs)
+        logprobs = head.logprobs(outputs, sample)
+        actions = head.actions(sample, logprobs)
         return ActOutput(actions=actions, logprobs=logprobs, values=values, trace={"sample": sample})
 
     def evaluate(self, inputs: Inputs, trace: Inputs) -> EvalOutput:
         """See `Policy.evaluate`."""
-        outputs, values = self._look(inputs)
-        logprobs = self.head.logprobs(outputs, trace["sample"])
-        return EvalOutput(logprobs=logprobs, entropy=self.head.entropy(outputs), values=values)
+        (outputs, values), head = self._look(inputs), self._distribution
+        logprobs = head.logprobs(outputs, trace["sample"])
+        return EvalOutput(logprobs=logprobs, entropy=head.entropy(outputs), values=values)
+
+    def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
+        """See `Policy.sft_loss`."""
+        outputs = self.actor(self._features(inputs)).float()
+        return mean_over_samples(self._distribution.errors(outputs, actions), inputs)
+
+    @property
+    def _distribution(self) -> GaussianHead | SquashedHead | CategoricalHead:
+        assert not isinstance(self.head, FlowHead), "such policies have their own ways"
+        return self.head
 
     # ---- learning from a replay
 
@@ -136,7 +160,7 @@ class MLPPolicy(ActorCritic):
         super().__init__(config, simulator, chunk_size)
         if simulator.proprio_dim == 0:
             raise PolicyError("model 'mlp' needs a state observation, but this simulator has none (proprio_dim 0)")
-        self.head = build_head(simulator, chunk_size, config.log_std_init, config.head)
+        self.head = build_head(config, simulator, chunk_size)
         self.feature_dim = simulator.proprio_dim
         self.spec = PolicySpec(
             kind=self.head.kind,
@@ -144,15 +168,9 @@ class MLPPolicy(ActorCritic):
             action_dim=simulator.action_dim,
             proprio_dim=simulator.proprio_dim,
         )
-        sizes, activation = [simulator.proprio_dim, *config.hidden_sizes], ACTIVATIONS[config.activation]
         smallest = SMALLEST_DEVIATION if self.learns_from_replay else 0.0
         self.normalizer = RunningNormalizer(simulator.proprio_dim, smallest) if config.normalize_observations else None
-        self.actor = build_network([*sizes, self.head.outputs], activation, 0.01)
-        self.critic = None if self.learns_from_replay else build_network([*sizes, 1], activation, 1.0)
-
-    def sft_loss(self, inputs: Inputs, actions: Tensor, draws: Inputs) -> Tensor:
-        """See `Policy.sft_loss`."""
-        return mean_over_samples(self.head.errors(self.actor(self._normalize(inputs)).float(), actions), inputs)
+        self.build_actor(config, config.hidden_sizes)
 
     def update_statistics(self, inputs: Inputs) -> None:
         """Update the running observation normalisation."""
@@ -160,11 +178,11 @@ class MLPPolicy(ActorCritic):
             self.normalizer.update(inputs["proprio"])
 
     def _look(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        features = self._normalize(inputs)
+        features = self._features(inputs)
         values = None if self.critic is None else self.critic(features).squeeze(-1).float()
         return self.actor(features).float(), values
 
-    def _normalize(self, inputs: Inputs) -> Tensor:
+    def _features(self, inputs: Inputs) -> Tensor:
         proprio = inputs["proprio"]
         return proprio if self.normalizer is None else self.normalizer(proprio)
 
@@ -172,4 +190,4 @@ class MLPPolicy(ActorCritic):
 
     def encode(self, inputs: Inputs) -> Tensor:
         """See `SoftPolicy`."""
-        return self._normalize(inputs).float()
+        return self._features(inputs).float()

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, relu
 
-from embodyrl.methods.replay.config import CriticsConfig
+from embodyrl.models.critics.config import CriticSizes
+
+
+def critic_weights(inputs: int, config: CriticSizes) -> int:
+    """Return the number of weights of all critics together."""
+    sizes = [inputs, *config.hidden_sizes, 1]
+    of_one = sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes))
+    return config.count * (of_one + 2 * sum(config.hidden_sizes) * config.layer_norm)
 
 
 class Critics(nn.Module):
@@ -29,7 +36,7 @@ class Critics(nn.Module):
         generator: on the CPU, for the start values.
     """
 
-    def __init__(self, inputs: int, config: CriticsConfig, generator: torch.Generator) -> None:
+    def __init__(self, inputs: int, config: CriticSizes, generator: torch.Generator) -> None:
         super().__init__()
         self.normed = config.layer_norm
         count = config.count
