@@ -107,7 +107,7 @@ def collector(stack: ExitStack, chunks: int, schedule: Schedule, ready_slots: in
         seed=1,
     )
     rollout = RolloutConfig(num_chunks=chunks, chunk_size=CHUNK, schedule=schedule, ready_slots=ready_slots)
-    source = EpisodeSource(tasks=config.tasks, start_states=config.start_states, group_size=1, seed=1)
+    source = EpisodeSource(config.sources, group_size=1, seed=1)
     collecting = Collector(manager, engine, source=source, config=rollout, critic=False)
 
     def run() -> float:

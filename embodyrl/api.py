@@ -844,7 +844,7 @@ def make_envs(
         raise UserError(f"api = {api!r:.60}: want one of {', '.join(map(repr, APIS))}{hint}")
     num_envs, chunk_size = _count(num_envs, "num_envs"), _count(chunk_size, "chunk_size")
 
-    from embodyrl.envs.manager import EnvManager
+    from embodyrl.envs.manager import start_env_manager
     from embodyrl.runner.playing import Envs, checked_seed
 
     seed = checked_seed(seed)
@@ -853,7 +853,7 @@ def make_envs(
     env = loaded.config.env
     if num_envs is not None:
         env = dataclasses.replace(env, num_envs=num_envs, workers="auto")
-    manager = EnvManager(
+    manager = start_env_manager(
         env,
         chunk_size=loaded.config.rollout.chunk_size if chunk_size is None else chunk_size,
         plugins=loaded.config.plugins,

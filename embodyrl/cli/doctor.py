@@ -13,7 +13,7 @@ from embodyrl.cli import checkup
 from embodyrl.cli.checkup import CheckResult, Started, Status
 from embodyrl.config import LoadedConfig
 from embodyrl.config.infos import simulator_info
-from embodyrl.config.schema import Device
+from embodyrl.config.schema import Config, Device
 from embodyrl.placement.graphics import RenderingCheck
 from embodyrl.placement.plan import Inventory, inventory
 from embodyrl.placement.process import ProbeFailed
@@ -60,11 +60,16 @@ def _start(loaded: LoadedConfig | None, machine: Inventory) -> list[Started]:
     started = [checkup.start_torch(machine, needs_cuda=config is not None and config.engine.device is Device.cuda)]
     videos = config is not None and config.tracking.video.episodes > 0
     needed = config is not None and (bool(config.env.cameras) or videos)
-    checks = _rendering_checks(None if config is None else SIMULATORS.entry(config.env.name), machine)
-    started += [checkup.start_rendering(check, needed=needed) for check in checks]
+    for simulator in [None] if config is None else _simulators_of(config):
+        started += [checkup.start_rendering(check, needed=needed) for check in _rendering_checks(simulator, machine)]
     if config is None or videos:
         started.append(checkup.start_videos(needed=videos))
     return started
+
+
+def _simulators_of(config: Config) -> list[SimulatorEntry]:
+    """Return the simulators of a config, each once."""
+    return [SIMULATORS.entry(name) for name in dict.fromkeys(source.env.name for source in config.env.sources)]
 
 
 def _rendering_checks(simulator: SimulatorEntry | None, machine: Inventory) -> list[RenderingCheck]:
@@ -91,7 +96,7 @@ def _look(loaded: LoadedConfig | None, machine: Inventory) -> list[CheckResult]:
     ]
     gpus = checkup.driver(machine, config)
     findings += [gpus] if gpus is not None else []
-    entries = SIMULATORS.entries() if config is None else [SIMULATORS.entry(config.env.name)]
+    entries = SIMULATORS.entries() if config is None else _simulators_of(config)
     for entry in entries:
         findings.append(checkup.simulator(entry, needed=config is not None))
         assets = checkup.assets(entry)

@@ -255,6 +255,8 @@ def _entry(key: str, value: Any, indent: str) -> Iterator[str]:
 
 def inline(value: Any) -> str:
     """Write a value on one line."""
+    if dataclasses.is_dataclass(value):
+        value = to_plain(value)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_quoted(key)}: {inline(child)}" for key, child in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -99,6 +99,10 @@ class Settings:
             self.origins.setdefault(path[:depth], Origin(place, place))
         self._put(path, value, (), marks)
 
+    def merge_value(self, path: KeyPath, other: Settings, source: KeyPath) -> None:
+        """Merge the value that is at `source` in other settings over the present one at `path`."""
+        self._put(path, other.get(source), source, other.origins)
+
     def exchange(self, section: str, options: Mapping[str, Any]) -> None:
         """Put a component with these options, `name` among them, in the place of that of a section; further options
         stay if it is the same one."""

@@ -30,6 +30,7 @@ from embodyrl.config.issues import (
     in_reading_order,
 )
 from embodyrl.config.mending import apply_fix, mend, paste
+from embodyrl.config.mix import expand_mix
 from embodyrl.config.overrides import Override, Overrides, apply_override, parse_overrides
 from embodyrl.config.plugins import (
     NAME_CODE,
@@ -241,6 +242,7 @@ def _finish(
         settings.exchange("model", model)
     faults += _apply(settings, others)
     apply_fix(settings, fix, composed.whole)
+    faults += expand_mix(settings, source.folders)
     resolved = resolve_interpolations(settings, Config, may_read=doubts is None)
     if doubts is not None:
         texts = [f"{dotted(path)} = {text}" for path, text in resolved.environment.items()]

@@ -8,7 +8,7 @@ from typing import Any
 
 from embodyrl.config.infos import simulator_info
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.rules import PARAPHRASES, fact, rule, task_descriptions
+from embodyrl.config.rules import PARAPHRASES, fact, simulator_rule, task_descriptions
 from embodyrl.config.schema import KINDS, MOST_LEVEL, Config, EnvConfig, PerturbationLevels, TrainingPerturbations
 from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean
@@ -36,7 +36,7 @@ def _of(config: Config) -> Iterator[tuple[str, PerturbationLevels]]:
             yield name, found
 
 
-@rule
+@simulator_rule
 def levels_are_ranges(config: Config) -> Iterator[ConfigIssue]:
     """Check that perturbations name kinds, and a level or a range of levels for each."""
     for section, settings in _of(config):
@@ -65,7 +65,7 @@ def _growing(section: str, settings: TrainingPerturbations) -> Iterator[ConfigIs
         )
 
 
-@rule
+@simulator_rule
 def perturbations_are_possible(config: Config) -> Iterator[ConfigIssue]:
     """Check that the simulator can do the perturbations."""
     info: Any = simulator_info(config.env.name, installed=True)
@@ -103,7 +103,7 @@ def _in_the_way(env: EnvConfig, kind: str) -> str | None:
     return None
 
 
-@rule
+@simulator_rule
 def paraphrases_are_known(config: Config) -> Iterator[ConfigIssue]:
     """Check that task descriptions are read, and that there are paraphrases of them."""
     model = config.model.name

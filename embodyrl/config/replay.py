@@ -7,6 +7,10 @@ from enum import StrEnum
 
 from embodyrl.config.schema import setting
 
+REMAINING, SOLVED = "remaining", "solved"
+"""Columns of what came of the episode of a decision: actions that were executed from there to its end, and whether it
+was solved."""
+
 
 class Labelled(StrEnum):
     """Decisions for which it is noted what an expert would do."""

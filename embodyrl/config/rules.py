@@ -77,6 +77,16 @@ def learning_rule(function: Rule) -> Rule:
     return rule(function)
 
 
+SIMULATOR_RULES: set[str] = set()
+"""Names of rules about one simulator's own settings, which each simulator of a mix has to follow."""
+
+
+def simulator_rule(function: Rule) -> Rule:
+    """Add a function to `RULES` that checks a simulator's own settings."""
+    SIMULATOR_RULES.add(function.__name__)
+    return rule(function)
+
+
 def check_rules(
     config: Config, composed: Composed, doubtful: set[KeyPath], use: ConfigUse, also: Sequence[Rule] = ()
 ) -> list[ConfigIssue]:
@@ -251,7 +261,7 @@ def shown_descriptions(config: Config) -> list[str]:
     """Return all task descriptions that a policy may get, as far as they are known before the simulator runs: also the
     paraphrases, where episodes are perturbed so."""
     own = list(task_descriptions(config).values())
-    if not any(each is not None and each.words for each in (config.env.perturb, config.eval.perturb)):
+    if not (config.env.paraphrases or (config.eval.perturb is not None and config.eval.perturb.words)):
         return own
     texts: list[str] = load_target(f"{PARAPHRASES}:with_paraphrases")(own)
     return texts
@@ -756,14 +766,14 @@ def run_is_named_like_a_folder(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-@rule
+@simulator_rule
 def there_is_a_task(config: Config) -> Iterator[ConfigIssue]:
     """Check that there is a task."""
     if not config.env.tasks:
         yield ConfigIssue(("env.tasks",), "env.tasks is empty", "name at least one task of the simulator")
 
 
-@rule
+@simulator_rule
 def tasks_are_known(config: Config) -> Iterator[ConfigIssue]:
     """Check that the simulator has the tasks, as far as this is known without importing it."""
     further = further_tasks(config)
@@ -772,7 +782,7 @@ def tasks_are_known(config: Config) -> Iterator[ConfigIssue]:
         yield from _unknown(config, "task", config.env.tasks, [*known, *further])
 
 
-@rule
+@simulator_rule
 def task_descriptions_are_of_tasks(config: Config) -> Iterator[ConfigIssue]:
     """Check that every task description belongs to a task of env.tasks."""
     tasks = config.env.tasks
@@ -786,7 +796,7 @@ def task_descriptions_are_of_tasks(config: Config) -> Iterator[ConfigIssue]:
             )
 
 
-@rule
+@simulator_rule
 def cameras_are_known(config: Config) -> Iterator[ConfigIssue]:
     """Check that the simulator has the cameras, as far as this is known without importing it."""
     known = simulator_info(config.env.name, installed=True).cameras()
@@ -842,7 +852,7 @@ def frames_are_read(config: Config) -> Iterator[ConfigIssue]:
         )
 
 
-@rule
+@simulator_rule
 def simulator_can_run_so(config: Config) -> Iterator[ConfigIssue]:
     """Run the checks of the simulator that do not import it."""
     yield from simulator_info(config.env.name, installed=True).check(config)

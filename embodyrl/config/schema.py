@@ -429,6 +429,16 @@ class EnvConfig:
     """Perturbations of training episodes, as in `{camera: 2, light: [1, 3], share: 0.5}`. null: none."""
 
     @property
+    def sources(self) -> tuple[EnvSource, ...]:
+        """The simulators that episodes are played in: this one, or those of a mix."""
+        return (EnvSource(name="", share=1.0, env=self),)
+
+    @property
+    def paraphrases(self) -> bool:
+        """Whether training episodes may show paraphrases of their task description."""
+        return any(each.env.perturb is not None and bool(each.env.perturb.words) for each in self.sources)
+
+    @property
     def known_time_limit(self) -> int | None:
         """Time limit of every episode [control steps], see `max_episode_steps`: `MOST_EPISODE_STEPS` if there is none;
         None if only the running simulator knows it."""
@@ -452,6 +462,22 @@ class EnvConfig:
                 "packages of the simulator are missing: set env.max_episode_steps to a number"
             )
         return limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSource:
+    """A simulator in which a share of a run's episodes is played."""
+
+    name: str
+    """Its name in metrics and in front of its tasks; empty: it is the only one."""
+    share: float
+    """Share of the training episodes, above 0; shares of a run add up to 1."""
+    env: EnvConfig
+    """Its settings; `tasks` are as the simulator names them."""
+
+    def task(self, own: str) -> str:
+        """Return the run's name of a task, from the simulator's own."""
+        return f"{self.name}/{own}" if self.name else own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.config.replay import REMAINING, SOLVED
 from embodyrl.config.schema import AtEnd
 from embodyrl.data.layout import DatasetError, Episode
 from embodyrl.data.store import EpisodeStore
-from embodyrl.rollout.replay_fields import REMAINING, SOLVED
 from embodyrl.screen import counted
 
 

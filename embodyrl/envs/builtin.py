@@ -49,6 +49,13 @@ SIMULATORS.register(
     preload=("torch", "embodyrl.envs.maniskill.simulator", "mani_skill.envs"),
     summary="ManiSkill 3: manipulation with many robots (SAPIEN, PhysX on the CPU or a GPU)",
 )
+SIMULATORS.register(
+    "mix",
+    target="embodyrl.envs.manager.mixed:MixedManager",
+    options="embodyrl.config.mix:MixConfig",
+    info="embodyrl.envs.mix:MixInfo",
+    summary="several of these in a run, each for a share of the episodes",
+)
 
 
 def _register_gymnasium(name: str, summary: str, requires: Sequence[Requirement], preload: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embodyrl.config.schema import EnvConfig
 from embodyrl.errors import RunError
 from embodyrl.registry import SIMULATORS, SystemLibrary
 from embodyrl.version import __version__
@@ -85,6 +86,11 @@ def simulator_versions(name: str) -> dict[str, str]:
     if not _is_ours(module) and module.partition(".")[0] not in found:
         found[module] = version_of_file(module)
     return {"embodyrl": __version__, **found}
+
+
+def versions_of_env(env: EnvConfig) -> dict[str, str]:
+    """Return the versions of everything that makes up the simulators of a run, see `simulator_versions`."""
+    return {name: version for source in env.sources for name, version in simulator_versions(source.env.name).items()}
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:

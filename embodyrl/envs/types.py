@@ -40,6 +40,8 @@ class EpisodeSpec:
     """Group of episodes that are compared with each other."""
     perturb: Perturbation = ()
     """Kinds of perturbation and their levels 1 .. 5, as in `(("camera", 2), ("noise", 1))`; drawn from `seed`."""
+    source: str = ""
+    """Simulator of a mix to which the task belongs, for statistics; empty in a run with one."""
 
     def __post_init__(self) -> None:
         """Check the perturbation."""
@@ -49,14 +51,15 @@ class EpisodeSpec:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> EpisodeSpec:
         """Return the episode that `to_plain` described; other entries are left out."""
-        names = ("task", "start_state", "seed", "group", "perturb")
+        names = ("task", "start_state", "seed", "group", "perturb", "source")
         return cls(**{name: plain[name] for name in names if name in plain})
 
     def to_plain(self) -> dict[str, Any]:
         """Return the episode as values of JSON; without perturbations as it was before there were any."""
         numbers = {name: int(getattr(self, name)) for name in ("start_state", "seed", "group")}
         changes = {"perturb": [list(pair) for pair in self.perturb]} if self.perturb else {}
-        return {"task": self.task, **numbers, **changes}
+        source = {"source": self.source} if self.source else {}
+        return {"task": self.task, **numbers, **changes, **source}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,8 @@ from torch import Tensor
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.envs.manager import EnvManager
-from embodyrl.envs.states import StateError, simulator_versions
+from embodyrl.envs.manager import EnvManager, MixedManager
+from embodyrl.envs.states import StateError, versions_of_env
 from embodyrl.evaluation.results import Pairs
 from embodyrl.models.policy import Inputs
 from embodyrl.placement.launcher import RemoteError
@@ -286,13 +286,13 @@ def play(loaded: LoadedConfig, weights: Path | None, count: int) -> Evaluation:
 
 
 @contextmanager
-def _one_env(loaded: LoadedConfig) -> Iterator[EnvManager]:
+def _one_env(loaded: LoadedConfig) -> Iterator[EnvManager | MixedManager]:
     """Start simulators with one env."""
     env = dataclasses.replace(loaded.config.env, num_envs=1, workers=1)
     rollout = dataclasses.replace(loaded.config.rollout, blocks=1)
     single = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, env=env, rollout=rollout))
     with tempfile.TemporaryDirectory() as logs, open_simulators(single, Path(logs)) as manager:
-        assert isinstance(manager, EnvManager), "it was started on this machine"
+        assert isinstance(manager, EnvManager | MixedManager), "it was started on this machine"
         yield manager
 
 
@@ -304,7 +304,7 @@ def _check_episodes(lock: Lock, path: Path, episodes: int | None) -> None:
         )
 
 
-def _check_fit(lock: Lock, path: Path, manager: EnvManager) -> None:
+def _check_fit(lock: Lock, path: Path, manager: EnvManager | MixedManager) -> None:
     """Refuse a lock of other simulators."""
     spec, first = manager.spec, lock.seen.moments[0].observation
     now = {
@@ -331,7 +331,7 @@ def _weights_of_same_model(lock: Lock, path: Path, engine: HybridEngine) -> dict
     return found
 
 
-def _play_again(seen: RecordedStart, manager: EnvManager) -> tuple[RecordedStart, Mapping[str, str]]:
+def _play_again(seen: RecordedStart, manager: EnvManager | MixedManager) -> tuple[RecordedStart, Mapping[str, str]]:
     """Execute the recorded actions from the recorded episode's start; returns what is seen now."""
     watched, slots = StartRecorder(manager), [0]
     watched.reset(slots, [seen.episode])
@@ -346,7 +346,7 @@ def _play_again(seen: RecordedStart, manager: EnvManager) -> tuple[RecordedStart
 
 def changes_of(lock: Lock, config: Config, engine: HybridEngine, renderer: Mapping[str, str]) -> Iterator[Change]:
     """Yield what decides numbers and has changed: packages, machine, renderer."""
-    physical = {*simulator_versions(config.env.name), "python"}
+    physical = {*versions_of_env(config.env), "python"}
     now = versions_of(config)
     for name in sorted({*lock.versions, *now}, key=lambda name: (name not in physical, name)):
         before, after = lock.versions.get(name, MISSING), now.get(name, MISSING)
@@ -439,7 +439,9 @@ def _state(distance: float, rounding: float) -> State:
     return State.rounding if distance <= rounding else State.differs
 
 
-def compare_rendering(before: RecordedStart, now: RecordedStart, manager: EnvManager, physics: Layer) -> Layer:
+def compare_rendering(
+    before: RecordedStart, now: RecordedStart, manager: EnvManager | MixedManager, physics: Layer
+) -> Layer:
     """Compare images of the recorded states, or where these cannot be set, of the same actions."""
     if before.moments[0].observation.images is None:
         return Layer(name=RENDERING, state=State.absent, text="no cameras")
@@ -475,7 +477,7 @@ def compare_rendering(before: RecordedStart, now: RecordedStart, manager: EnvMan
 
 
 def _images_now(
-    before: RecordedStart, now: RecordedStart, manager: EnvManager
+    before: RecordedStart, now: RecordedStart, manager: EnvManager | MixedManager
 ) -> tuple[list[NDArray[np.uint8] | None] | None, bool]:
     """Return what the simulator shows of the recorded states, and True; None and False if it sets none of them."""
     if any(moment.state is None for moment in before.moments):

@@ -5,6 +5,8 @@ Shapes: `K` chunks, `B` slots (with whole episodes: episodes), `C` actions of a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,7 +17,15 @@ from embodyrl.algorithms.rewards import disagreement
 from embodyrl.errors import RewardError, UserError
 from embodyrl.pipelines.pipeline import Iteration
 from embodyrl.rollout.batch import BatchError, TrajectoryBatch
-from embodyrl.rollout.episodes import EARLY_SUCCESS, Rollout, success_doubt, success_rate
+from embodyrl.rollout.episodes import (
+    EARLY_SUCCESS,
+    FinishedEpisode,
+    Rollout,
+    by_source,
+    of_source,
+    success_doubt,
+    success_rate,
+)
 from embodyrl.rollout.interventions import Source
 from embodyrl.rollout.late_chunks import OWN
 
@@ -62,11 +72,20 @@ def rollout_metrics(rollouts: list[Rollout]) -> dict[str, float]:
     if finished and "answers" in rollouts[0].batch:
         metrics |= _answer_metrics(rollouts, known=success_rate(finished) is not None)
     if finished:
-        metrics["env/return"] = float(np.mean([each.total_reward for each in finished]))
-        if (rate := success_rate(finished)) is not None:
-            metrics["env/success_once"] = rate
-        metrics["env/episode_length"] = float(np.mean([each.length for each in finished]))
+        metrics |= _means(finished, "")
+    for source, own in by_source(finished).items():
+        metrics |= {of_source("env/episodes", source): float(len(own))} | _means(own, source)
     return metrics
+
+
+def _means(finished: Sequence[FinishedEpisode], source: str) -> dict[str, float]:
+    """Return the mean metrics of episodes of a source, at least one; empty: of all."""
+    rate = success_rate(finished)
+    return {
+        of_source("env/return", source): float(np.mean([each.total_reward for each in finished])),
+        **({} if rate is None else {of_source("env/success_once", source): rate}),
+        of_source("env/episode_length", source): float(np.mean([each.length for each in finished])),
+    }
 
 
 def _answer_metrics(rollouts: list[Rollout], *, known: bool) -> dict[str, float]:

@@ -130,7 +130,8 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = None) -> list[WorkerSpec]:
-    """Divide the simulator slots evenly among worker processes, in order: worker 0 serves the first slots.
+    """Divide the simulator slots evenly among worker processes, in order: worker 0 serves the first slots. Of a mix,
+    each simulator has such processes of its own.
 
     Args:
         config: reads `num_envs`, `workers`, `numa`, `start_method`, and the registry's entry of the simulator `name`.
@@ -140,6 +141,8 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
     Raises:
         UserError: the slots cannot be divided evenly among that many workers.
     """
+    if config.sources[0].name:
+        return [spec for source in config.sources for spec in plan_env_workers(source.env, machine, near)]
     entry = SIMULATORS.entry(config.name)
     own_gpus = machine.gpus if simulator_info(config.name).fills_gpu(config) else None
     count = _count_workers(config.num_envs, config.workers, machine.cores if own_gpus is None else len(own_gpus))

@@ -11,7 +11,7 @@ import psutil
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import Config, Device, Observe, PlacementConfig
-from embodyrl.envs.manager import EnvManager
+from embodyrl.envs.manager import start_env_manager
 from embodyrl.envs.manager.memory import layout
 from embodyrl.envs.types import EpisodeSpec, SimulatorSpec
 from embodyrl.errors import UserError
@@ -163,7 +163,7 @@ def start_one(loaded: LoadedConfig, workers: int) -> Simulators:
     share = config.env.num_envs // workers
     env = replace(config.env, num_envs=share, workers=1)
     earlier = _descendants()
-    with EnvManager(
+    with start_env_manager(
         env,
         chunk_size=config.executed_actions,
         every_step=config.rollout.observe is Observe.every_step,

@@ -195,6 +195,11 @@ class Collector:
             following=self._following_chunks(collected) if self.following else None,
         )
 
+    def _of_source(self, finished: FinishedEpisode) -> FinishedEpisode:
+        """Return an episode that has just ended with the simulator that played it."""
+        number = int(self._numbers[finished.slot])
+        return replace(finished, source=self._source.episode(finished.slot, number).source)
+
     def give_up_episodes(self) -> None:
         """Begin new episodes with the next rollout, after a rollout that failed half way."""
         self._held = []
@@ -278,7 +283,8 @@ class Collector:
         rows, ended = collected.decided[columns] - 1, result.ended
         last = rows + 1 == self.config.num_chunks
         collected.buffer.write(rows, columns, _outcome(result) | judged)
-        collected.finished += zip(rows[ended].tolist(), self._tracker.update(slots, result), strict=True)
+        finished = [self._of_source(each) for each in self._tracker.update(slots, result)]
+        collected.finished += zip(rows[ended].tolist(), finished, strict=True)
         collected.env_steps += int(result.steps.sum())
         collected.invalid += zip(columns[result.lost].tolist(), self._numbers[slots[result.lost]].tolist(), strict=True)
         over = ended | result.lost

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embodyrl.config.schema import PerturbationLevels, TrainingPerturbations
+from embodyrl.config.schema import EnvConfig, EnvSource, PerturbationLevels
 from embodyrl.envs import EpisodeSpec
 from embodyrl.envs.manager import StepResult
 from embodyrl.envs.perturb.kinds import Perturbation, drawn_levels, drawn_perturbation
@@ -26,32 +26,23 @@ class EpisodeSource:
     number of ranks change no episode. Levels of perturbation that still grow depend on the iteration as well.
 
     Args:
-        tasks: task names to draw from.
-        start_states: start-state ids are drawn from 0 .. start_states-1.
+        sources: simulators, of which each episode draws one by its share; then it draws one of its tasks, a start state
+            0 .. `start_states - 1`, and its perturbations.
         group_size: consecutive slots that play the same episodes.
         seed: the run's seed.
         first_slot: number in the run of this rank's slot 0.
-        perturb: `env.perturb`.
     """
 
-    def __init__(
-        self,
-        *,
-        tasks: Sequence[str],
-        start_states: int,
-        group_size: int,
-        seed: int,
-        first_slot: int = 0,
-        perturb: TrainingPerturbations | None = None,
-    ) -> None:
-        self._tasks = list(tasks)
-        self._start_states = start_states
+    def __init__(self, sources: Sequence[EnvSource], *, group_size: int, seed: int, first_slot: int = 0) -> None:
+        self._sources = tuple(sources)
+        self._up_to = np.cumsum([each.share for each in sources])
+        """Sum of the shares up to each source."""
         self._group_size = group_size
         self._seed = seed
         self._first_slot = first_slot
-        self._perturb = perturb
+        self._ramp = max(each.env.perturb.ramp if each.env.perturb else 0 for each in sources)
         self._grown = 0
-        """Iterations over which levels have grown, at most `env.perturb.ramp`."""
+        """Iterations over which levels have grown, at most the longest `env.perturb.ramp`."""
         # The collector asks for a slot's next episode at every step.
         self._of_group = lru_cache(maxsize=4096)(self._draw)
 
@@ -59,51 +50,66 @@ class EpisodeSource:
         """Return episode `number` (0, 1, ...) of a slot."""
         return self._of_group((self._first_slot + slot) // self._group_size, number, self._grown)
 
-    def begin(self, iteration: int) -> None:
-        """Let episodes that begin from now on have the levels of an iteration, 0, 1, ..."""
-        self._grown = 0 if self._perturb is None else min(iteration, self._perturb.ramp)
+    def begin(self, iteration: int | None) -> None:
+        """Let episodes that begin from now on have the levels of an iteration, 0, 1, ...; None: those at the end."""
+        self._grown = self._ramp if iteration is None else min(iteration, self._ramp)
 
     def _draw(self, group: int, number: int, grown: int) -> EpisodeSpec:
+        source = self._source(group, number)
+        env = source.env
         draw = np.random.default_rng(derive_seed(self._seed, "train", group, number))
         return EpisodeSpec(
-            task=self._tasks[int(draw.integers(len(self._tasks)))],
-            start_state=int(draw.integers(self._start_states)),
+            task=source.task(env.tasks[int(draw.integers(len(env.tasks)))]),
+            start_state=int(draw.integers(env.start_states)),
             seed=int(draw.integers(2**63 - 1)),
             group=group,
-            perturb=self._perturbation(group, number, grown),
+            perturb=self._perturbation(env, group, number, grown),
+            source=source.name,
         )
 
-    def _perturbation(self, group: int, number: int, grown: int) -> tuple[tuple[str, int], ...]:
-        settings = self._perturb
+    def _source(self, group: int, number: int) -> EnvSource:
+        """Return the source of an episode."""
+        if len(self._sources) == 1:
+            return self._sources[0]
+        # A number of its own: what a source plays is what it would play alone.
+        drawn = np.random.default_rng(derive_seed(self._seed, "train/source", group, number)).random()
+        at = int(np.searchsorted(self._up_to, drawn * self._up_to[-1], side="right"))
+        return self._sources[min(at, len(self._sources) - 1)]
+
+    def _perturbation(self, env: EnvConfig, group: int, number: int, grown: int) -> tuple[tuple[str, int], ...]:
+        settings = env.perturb
         if settings is None:
             return ()
         # Numbers of its own: tasks and start states are those of a run without perturbations.
         drawn = drawn_perturbation(settings, derive_seed(self._seed, "train/perturb", group, number))
-        share = grown / settings.ramp if settings.ramp else 1.0
+        share = min(grown, settings.ramp) / settings.ramp if settings.ramp else 1.0
         return tuple((kind, 1 + int((level - 1) * share)) for kind, level in drawn)
 
 
 def evaluation_episodes(
+    sources: Sequence[EnvSource],
     *,
-    tasks: Sequence[str],
     first_start_state: int,
     count: int,
     seed: int,
     perturb: PerturbationLevels | None = None,
 ) -> list[EpisodeSpec]:
-    """Return the evaluation episodes, the same for every evaluation of a run: tasks in turn, each of them from start
-    states `first_start_state`, `first_start_state + 1`, ...; all of them perturbed, or none."""
+    """Return the evaluation episodes, the same for every evaluation of a run: the tasks of all sources in turn, however
+    large their shares, each of them from start states `first_start_state`, `first_start_state + 1`, ...; all of them
+    perturbed, or none."""
+    tasks = [(source, source.task(task)) for source in sources for task in source.env.tasks]
     drawn: list[Perturbation] = [()] * count
     if perturb is not None:
         seeds = (derive_seed(seed, "eval/perturb", number) for number in range(count))
         drawn = [drawn_levels(perturb, np.random.default_rng(each)) for each in seeds]
     return [
         EpisodeSpec(
-            task=tasks[number % len(tasks)],
+            task=tasks[number % len(tasks)][1],
             start_state=first_start_state + number // len(tasks),
             seed=derive_seed(seed, "eval", number),
             group=number,
             perturb=drawn[number],
+            source=tasks[number % len(tasks)][0].name,
         )
         for number in range(count)
     ]
@@ -127,6 +133,8 @@ class FinishedEpisode:
     """Row of the rollout's batch in which it ended."""
     number: int = 0
     """Number of the episode in an evaluation, from 0."""
+    source: str = ""
+    """Simulator of a mix that played it, see `EpisodeSpec.source`."""
 
 
 NEWEST = 100
@@ -144,19 +152,55 @@ def newest_means(newest: Mapping[str, list[Any]], finished: Sequence[FinishedEpi
     if not episodes["returns"]:
         return {}
     means = {"env/return_recent": float(np.mean(episodes["returns"]))}
-    solved = outcomes(episodes["successes"])
-    return means | ({"env/success_recent": sum(solved) / len(solved)} if solved else {})
+    for source in ("", *_names(episodes["sources"])):
+        own = [
+            success
+            for success, of in zip(episodes["successes"], episodes["sources"], strict=True)
+            if source in ("", of)
+        ]
+        if solved := outcomes(own):
+            means[of_source("env/success_recent", source)] = sum(solved) / len(solved)
+    return means
 
 
 def newest_with(newest: Mapping[str, list[Any]], finished: Sequence[FinishedEpisode]) -> dict[str, list[Any]]:
-    """Return the `returns` and `successes` of the newest episodes, once these have ended, too."""
+    """Return the `returns`, `successes` and `sources` of the newest episodes, once these have ended, too."""
     return _joined(newest, finished, NEWEST)
 
 
 def _joined(newest: Mapping[str, list[Any]], finished: Sequence[FinishedEpisode], most: int) -> dict[str, list[Any]]:
     returns = [*newest.get("returns", ()), *(each.total_reward for each in finished)]
     successes = [*newest.get("successes", ()), *(each.success for each in finished)]
-    return {"returns": returns[-most:], "successes": successes[-most:]}
+    # Checkpoints of earlier versions have no sources: there was one.
+    sources = [*newest.get("sources", [""] * len(newest.get("returns", ()))), *(each.source for each in finished)]
+    return {"returns": returns[-most:], "successes": successes[-most:], "sources": sources[-most:]}
+
+
+def of_source(metric: str, source: str) -> str:
+    """Return the name of a metric of the episodes of one simulator of a mix; empty: of all episodes."""
+    return f"{metric}/{source}" if source else metric
+
+
+class Sourced(Protocol):
+    """An episode, or a record of one."""
+
+    @property
+    def source(self) -> str:
+        """Simulator of a mix that played it; empty in a run with one."""
+        ...
+
+
+AnyEpisode = TypeVar("AnyEpisode", bound=Sourced)
+
+
+def by_source(episodes: Sequence[AnyEpisode]) -> dict[str, list[AnyEpisode]]:
+    """Return the episodes of each simulator of a mix, by its name; empty in a run with one."""
+    return {name: [each for each in episodes if each.source == name] for name in _names(e.source for e in episodes)}
+
+
+def _names(sources: Iterable[str]) -> list[str]:
+    """Return the names that occur, sorted."""
+    return sorted({each for each in sources if each})
 
 
 def success_rate(episodes: Sequence[FinishedEpisode]) -> float | None:

@@ -29,6 +29,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from embodyrl.config.replay import REMAINING, SOLVED
 from embodyrl.engine.minibatch import Columns
 from embodyrl.engine.parallel import Ranks
 from embodyrl.errors import RunError
@@ -36,7 +37,7 @@ from embodyrl.files import link_or_copy, require_room, reserve
 from embodyrl.rollout.batch import TrajectoryBatch
 from embodyrl.rollout.episodes import Rollout
 from embodyrl.rollout.interventions import Source
-from embodyrl.rollout.replay_fields import MIB, REMAINING, SOLVED, Field, held_in_memory, row_bytes
+from embodyrl.rollout.replay_fields import MIB, Field, held_in_memory, row_bytes
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.intervals import outcomes
 

@@ -9,12 +9,10 @@ from math import prod
 
 import numpy as np
 
+from embodyrl.config.replay import REMAINING, SOLVED
 from embodyrl.models.flow.config import FlowSizes, SteeringConfig
 
 MIB = 2**20
-REMAINING, SOLVED = "remaining", "solved"
-"""Columns of what came of the episode of a decision: actions that were executed from there to its end, and whether it
-was solved."""
 
 
 JUDGED: Mapping[str, type[np.generic]] = {"judged": np.bool_, "progress": np.float32, "answers": np.float32}

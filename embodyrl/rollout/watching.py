@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embodyrl.envs import EpisodeSpec, Observation, SimulatorSpec
-from embodyrl.envs.manager import EnvManager, Simulators, StepResult
+from embodyrl.envs.manager import EnvManager, MixedManager, Simulators, StepResult
 from embodyrl.envs.manager.memory import Slots
 from embodyrl.envs.states import MAGIC, StateError, unpack
 
@@ -74,7 +74,7 @@ class StartRecorder:
     def seen(self) -> RecordedStart | None:
         """Return what was seen, once; None if the episode was lost with its process."""
         found, self._found = self._found, None
-        if found is not None and isinstance(self._manager, EnvManager):
+        if found is not None and isinstance(self._manager, EnvManager | MixedManager):
             found.renderer = self._manager.renderer_names()
         return found
 

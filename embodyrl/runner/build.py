@@ -18,7 +18,7 @@ from embodyrl.config.rules import can_learn
 from embodyrl.config.schema import Config, EngineConfig, LoraConfig, ModelConfig, Observe, Precision
 from embodyrl.data.experts import Demonstrator
 from embodyrl.envs import SimulatorSpec
-from embodyrl.envs.manager import EnvManager, Simulators
+from embodyrl.envs.manager import Simulators, start_env_manager
 from embodyrl.envs.manager.remote import RemoteManager
 from embodyrl.errors import without_controls
 from embodyrl.models.saved import from_own_folder, read_steering, stands_alone, stored_type, weight_type, with_kept
@@ -108,12 +108,12 @@ def open_simulators(
         yield simulators
 
 
-def _start_simulators(loaded: LoadedConfig, log_dir: Path | None, place: RankInfo) -> EnvManager:
+def _start_simulators(loaded: LoadedConfig, log_dir: Path | None, place: RankInfo) -> Simulators:
     """Start the simulators of one of several processes on this machine; see `open_simulators`."""
     config, machine = loaded.config, inventory()
     if log_dir is not None:
         log_dir.mkdir(parents=True, exist_ok=True)
-    return EnvManager(
+    return start_env_manager(
         own_share(config.env, place, machine),
         chunk_size=config.executed_actions,
         every_step=config.rollout.observe is Observe.every_step,

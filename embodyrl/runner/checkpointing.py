@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from embodyrl.config.schema import KeepBest
 from embodyrl.engine.compute import noise_in
-from embodyrl.envs.states import changes, simulator_versions
+from embodyrl.envs.states import changes, versions_of_env
 from embodyrl.errors import RunError, shell_command
 from embodyrl.rollout.replay import Replay, ReplayError, ReplayState
 from embodyrl.rollout.rollouts import PlayState
@@ -54,7 +54,7 @@ class Checkpoints:
             in_background=self.config.run.save_async,
         )
         """Writes them."""
-        self._versions = simulator_versions(self.config.env.name)
+        self._versions = versions_of_env(self.config.env)
         self._seen_before: RecordedStart | None = None
         """What an evaluation before a resume showed."""
         self._saved_at = self.progress.iteration or -1  # a run that never got to an iteration has saved nothing

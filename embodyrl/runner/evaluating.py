@@ -70,7 +70,8 @@ class Evaluations:
             name: value for name, value in metrics.items() if name.startswith("eval/")
         }
         self._keep_episodes(result)
-        self.message(result.line())
+        for line in (result.line(), *result.source_lines()):
+            self.message(line)
         self._warn_of_success(result)
         metrics |= self._beside_baseline(result)
         self._callbacks.on_evaluation(result)

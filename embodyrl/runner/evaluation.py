@@ -21,7 +21,14 @@ from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.manager import EpisodePlayer, Simulators, StepResult
 from embodyrl.rollout.action_queue import ONE_AFTER_ANOTHER, ActionQueue, Overlap
-from embodyrl.rollout.episodes import EpisodeTracker, FinishedEpisode, evaluation_episodes, success_doubt
+from embodyrl.rollout.episodes import (
+    EpisodeTracker,
+    FinishedEpisode,
+    by_source,
+    evaluation_episodes,
+    of_source,
+    success_doubt,
+)
 from embodyrl.rollout.plans import Plans
 from embodyrl.screen import counted, task
 from embodyrl.seeding import derive_seed
@@ -51,6 +58,8 @@ class EpisodeRecord:
     """Return, not discounted."""
     length: int
     """Control steps."""
+    source: str = ""
+    """Simulator of a mix that played it; empty in a run with one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +101,7 @@ class Evaluation:
             "eval/episode_length": self.mean_length,
             "eval/episodes": float(self.episodes),
             "eval/sampled": float(self.sampled),
+            **{name: value for source, own in by_source(self.records).items() for name, value in _part(source, own)},
         }
 
     @classmethod
@@ -154,6 +164,28 @@ class Evaluation:
             f"return {self.mean_return:.2f}  length {self.mean_length:.0f}  ({self.seconds:.1f} s)"
         )
 
+    def source_lines(self) -> Iterator[str]:
+        """Yield a line for people for each simulator of a mix."""
+        sources = by_source(self.records)
+        width = max(map(len, sources), default=0)
+        for source, own in sources.items():
+            solved = outcomes(each.success for each in own)
+            shown = "-"
+            if solved:
+                low, high = wilson_interval(sum(solved), len(solved))
+                shown = f"{sum(solved) / len(solved):.2f} [{low:.2f}, {high:.2f}]"
+            mean = float(np.mean([each.total_reward for each in own]))
+            yield f"  {source:{width}}  {counted(len(own), 'episode')}  success {shown}  return {mean:.2f}"
+
+
+def _part(source: str, records: Sequence[EpisodeRecord]) -> Iterator[tuple[str, float]]:
+    """Yield the metrics of the episodes of one simulator of a mix."""
+    solved = outcomes(each.success for each in records)
+    if solved:
+        yield of_source("eval/success_once", source), sum(solved) / len(solved)
+    yield of_source("eval/return", source), float(np.mean([each.total_reward for each in records]))
+    yield of_source("eval/episodes", source), float(len(records))
+
 
 def record_of(finished: FinishedEpisode, episode: EpisodeSpec) -> EpisodeRecord:
     """Return what is kept of an episode."""
@@ -165,6 +197,7 @@ def record_of(finished: FinishedEpisode, episode: EpisodeSpec) -> EpisodeRecord:
         success_at_end=finished.success_at_end,
         total_reward=finished.total_reward,
         length=finished.length,
+        source=episode.source,
     )
 
 
@@ -228,7 +261,7 @@ class VideoRecorder(TileRecorder):
 def held_out_episodes(config: Config) -> list[EpisodeSpec]:
     """Return the episodes that every evaluation of a run plays."""
     return evaluation_episodes(
-        tasks=config.env.tasks,
+        config.env.sources,
         first_start_state=config.eval.first_start_state,
         count=config.eval.episodes,
         seed=config.seed,

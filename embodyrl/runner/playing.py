@@ -137,10 +137,8 @@ class Envs:
 
     def _begin_with(self, seed: int) -> None:
         """Go back to the first training episode of a seed."""
-        tasks, start_states = self._config.tasks, self._config.start_states
-        perturb = self._config.perturb
-        self._source = EpisodeSource(tasks=tasks, start_states=start_states, group_size=1, seed=seed, perturb=perturb)
-        self._source.begin(0 if perturb is None else perturb.ramp)
+        self._source = EpisodeSource(self._config.sources, group_size=1, seed=seed)
+        self._source.begin(None)
         self._begun = np.zeros(self.num_envs, np.int64)
         """Episodes of the source that each slot has begun."""
 
@@ -150,8 +148,7 @@ class Envs:
         `images`, `proprio` and `task_description` that there are."""
         from embodyrl.runner.spaces import observation_space
 
-        perturb = self._config.perturb
-        return observation_space(self.spec, paraphrases=perturb is not None and bool(perturb.words))
+        return observation_space(self.spec, paraphrases=self._config.paraphrases)
 
     @cached_property
     def single_action_space(self) -> Space[Any]:

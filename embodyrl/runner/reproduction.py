@@ -32,7 +32,7 @@ from embodyrl.engine.compute import convolves_in_tf32
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.parallel import Replicas
 from embodyrl.envs import EpisodeSpec, Observation
-from embodyrl.envs.states import installed_version, simulator_versions, version_of_file
+from embodyrl.envs.states import installed_version, version_of_file, versions_of_env
 from embodyrl.errors import UserError, at_line, line_of_plugin
 from embodyrl.files import replacing
 from embodyrl.models.policy import Inputs, Policy
@@ -266,7 +266,7 @@ def versions_of(config: Config) -> dict[str, str]:
     """Return the versions of the packages that decide numbers, and hashes of the config's plug-ins."""
     found = {name: version for name in NUMERIC if (version := installed_version(name)) is not None}
     plugins = {f"plug-in {name}": version_of_file(name) for name in config.plugins if name in sys.modules}
-    return {"python": platform.python_version(), **found, **simulator_versions(config.env.name), **plugins}
+    return {"python": platform.python_version(), **found, **versions_of_env(config.env), **plugins}
 
 
 def machine_of(engine: HybridEngine) -> dict[str, str]:

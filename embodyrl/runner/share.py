@@ -58,12 +58,7 @@ class LocalEnvs:
         self.slots = range(first, first + manager.num_envs)
         """Its slots, as numbered in the run."""
         source = EpisodeSource(
-            tasks=config.env.tasks,
-            start_states=config.env.start_states,
-            group_size=config.rollout.group_size,
-            seed=config.seed,
-            first_slot=first,
-            perturb=config.env.perturb,
+            config.env.sources, group_size=config.rollout.group_size, seed=config.seed, first_slot=first
         )
         self._source = source
         self.collector = Collector(
@@ -76,7 +71,7 @@ class LocalEnvs:
             following=needs.replay is not None,
             first_slot=first,
             slots=config.env.num_envs,
-            paraphrases=config.env.perturb is not None and bool(config.env.perturb.words),
+            paraphrases=config.env.paraphrases,
             hooks=[*self._hooks(source, expert)],
         )
         self.seen: RecordedStart | None = None

@@ -38,10 +38,11 @@ class Column:
     format: str = ""
 
 
+SUCCESS = "env/success_recent"
 ROLLOUTS = (
     Column(title="env steps", key="env/total_steps", width=10, format=",.0f"),
     Column(title="return", key="env/return_recent", width=9, format=".2f"),
-    Column(title="success", key="env/success_recent", width=7, format=".2f"),
+    Column(title="success", key=SUCCESS, width=7, format=".2f"),
     Column(title="kl", key="train/approx_kl", width=7, format=".4f"),
     Column(title="clip", key="train/clip_fraction", width=5, format=".2f"),
     Column(title="expl.var", key="train/explained_variance", width=8, format=".2f"),
@@ -124,7 +125,7 @@ class ConsoleSink:
             return
         if not self._columns and "env/steps" in metrics:
             self.message(OF_THE_NEWEST)
-        self._columns = (FIRST, *columns_for(metrics), *LAST)
+        self._columns = (FIRST, *columns_for(metrics), *source_columns(metrics), *LAST)
         self._training_s += metrics["time/iteration"]
         cells = cells_of(metrics, self._columns) | {
             ITERATION: str(iteration),
@@ -220,6 +221,14 @@ def columns_for(metrics: Mapping[str, float]) -> tuple[Column, ...]:
     if "replay/fill" in metrics:
         return CORRECTED if EXPERT.key in metrics else REPLAY
     return ROLLOUTS if "env/steps" in metrics else DEMONSTRATIONS
+
+
+def source_columns(metrics: Mapping[str, float]) -> list[Column]:
+    """Return a column with the success of each simulator of a mix, under its name."""
+    names = [name.removeprefix(f"{SUCCESS}/") for name in metrics if name.startswith(f"{SUCCESS}/")]
+    return [
+        Column(title=name, key=f"{SUCCESS}/{name}", width=max(len(name), 7), format=".2f") for name in sorted(names)
+    ]
 
 
 def split_of_time(metrics: Mapping[str, float]) -> str:

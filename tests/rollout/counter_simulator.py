@@ -18,6 +18,8 @@ from embodyrl.envs.types import ActionField, EpisodeSpec, SimulatorSpec
 from embodyrl.registry import SIMULATORS
 
 TASKS = {"count": "count up", "recount": "count again"}
+COUNTING = EnvConfig(name="counter", tasks=list(TASKS), start_states=50)
+COUNT = EnvConfig(name="counter", tasks=["count"])
 
 
 def last_step(start_state: int) -> int:

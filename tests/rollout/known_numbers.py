@@ -119,7 +119,7 @@ def make_collector(
             iterations=1,
             seed=seed,
         )
-        source = EpisodeSource(tasks=env.tasks, start_states=env.start_states, group_size=rollout.group_size, seed=seed)
+        source = EpisodeSource(env.sources, group_size=rollout.group_size, seed=seed)
         hooks = []
         if expert is not None and intervene is not None:
             own = {"spec": manager.spec, "episode": source.episode, "num_envs": num_envs, "first_slot": 0}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parent))
 
-from counter_simulator import TASKS, last_step
+from counter_simulator import COUNT, COUNTING, TASKS, last_step
 from known_numbers import LIMIT, make_collector, value
 
 from embodyrl.rollout.collector import Rollout
@@ -62,7 +62,7 @@ def test_continuous_rollouts_follow_on_from_each_other_and_bootstrap_where_they_
 
 
 def test_the_source_decides_which_episode_each_slot_plays() -> None:
-    source = EpisodeSource(tasks=list(TASKS), start_states=50, group_size=1, seed=1)
+    source = EpisodeSource(COUNTING.sources, group_size=1, seed=1)
     with make_collector() as collector:
         batch = collector.collect().batch
     for k in range(4):
@@ -77,7 +77,7 @@ def test_the_source_decides_which_episode_each_slot_plays() -> None:
 def test_finished_episodes_report_return_length_and_success() -> None:
     with make_collector(num_chunks=12) as collector:
         finished = collector.collect().finished
-        starts = EpisodeSource(tasks=list(TASKS), start_states=50, group_size=1, seed=1)
+        starts = EpisodeSource(COUNTING.sources, group_size=1, seed=1)
     assert len(finished) > 4
     played = {slot: 0 for slot in range(3)}
     for episode in finished:
@@ -141,7 +141,7 @@ def test_a_slot_that_is_done_begins_its_next_episode_at_once() -> None:
 
 
 def test_evaluation_plays_each_episode_once_and_leaves_training_as_it_was() -> None:
-    episodes = evaluation_episodes(tasks=["count"], first_start_state=100, count=8, seed=1)
+    episodes = evaluation_episodes(COUNT.sources, first_start_state=100, count=8, seed=1)
     lengths = [min(last_step(100 + number), LIMIT) for number in range(8)]
     with make_collector() as collector:
         before = collector.collect()

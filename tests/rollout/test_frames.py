@@ -10,7 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from counter_simulator import last_step, shade
+from counter_simulator import COUNT, last_step, shade
 from far_away import far
 from known_numbers import LIMIT, make_collector
 
@@ -26,7 +26,7 @@ CAMERAS = ("front", "side")
 @pytest.mark.parametrize(("simulators", "chunk"), [(EnvManager, 1), (EnvManager, 2), (far, 2)])
 def test_frames_are_those_of_the_decisions_before(schedule: str, simulators: object, chunk: int) -> None:
     options = {"num_envs": 4, "workers": 2, "cameras": CAMERAS, "frames": 3, "schedule": schedule, "num_chunks": 6}
-    episodes = evaluation_episodes(tasks=["count"], first_start_state=100, count=8, seed=1)
+    episodes = evaluation_episodes(COUNT.sources, first_start_state=100, count=8, seed=1)
     first = later = 0
     with make_collector(**options, chunk_size=chunk, simulators=simulators) as collector:
         assert collector.manager.spec.num_images == 6

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from counter_simulator import COUNT
 from known_numbers import make_collector
 
 from embodyrl.algorithms.advantages import gae
@@ -86,7 +87,7 @@ def test_with_whole_episodes_the_slot_has_no_decision_at_all(mortal: Path) -> No
 
 
 def test_an_evaluation_plays_a_lost_episode_again_and_finds_the_same(mortal: Path) -> None:
-    episodes = evaluation_episodes(tasks=["count"], first_start_state=101, count=7, seed=1)
+    episodes = evaluation_episodes(COUNT.sources, first_start_state=101, count=7, seed=1)
     found = []
     for simulator in ("counter", "mortal"):
         with make_collector(simulator=simulator, on_worker_death="restart", num_envs=2, workers=2) as collector:

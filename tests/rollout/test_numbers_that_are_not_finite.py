@@ -13,7 +13,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parent))
 
-from counter_simulator import TASKS
+from counter_simulator import COUNTING
 from known_numbers import make_collector
 
 from embodyrl.config.build import build_section
@@ -72,7 +72,7 @@ def test_weights_that_are_nan_move_no_simulator(name: str) -> None:
         with pytest.raises(NumericsError, match=message):
             collector.collect()
         assert np.array_equal(collector.manager.observe([0, 1, 2]).proprio, before)
-        episodes = evaluation_episodes(tasks=list(TASKS), first_start_state=0, count=2, seed=1)
+        episodes = evaluation_episodes(COUNTING.sources, first_start_state=0, count=2, seed=1)
         with pytest.raises(NumericsError, match="for 2 of 2 envs"):
             evaluate(collector.manager, collector.engine, episodes)
         assert collector.manager.observe([0, 1]).proprio.tolist() == [[0, 0], [0, 0]], "no episode went on"

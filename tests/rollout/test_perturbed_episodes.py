@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from embodyrl.config.schema import PerturbationLevels, TrainingPerturbations
+from embodyrl.config.schema import EnvConfig, PerturbationLevels, TrainingPerturbations
 from embodyrl.rollout.episodes import EpisodeSource, evaluation_episodes
 
 SETTINGS = TrainingPerturbations(camera=[2], light=[1, 4], share=0.5)
@@ -16,8 +16,8 @@ SETTINGS = TrainingPerturbations(camera=[2], light=[1, 4], share=0.5)
 
 def source(perturb: TrainingPerturbations | None, **options: int) -> EpisodeSource:
     """Episodes of two tasks."""
-    usual = {"start_states": 50, "group_size": 1, "seed": 3}
-    return EpisodeSource(tasks=["a", "b"], perturb=perturb, **{**usual, **options})
+    env = EnvConfig(name="any", tasks=["a", "b"], start_states=50, perturb=perturb)
+    return EpisodeSource(env.sources, **{"group_size": 1, "seed": 3, **options})
 
 
 def test_what_is_played_is_the_same_with_and_without() -> None:
@@ -67,7 +67,7 @@ def test_an_episode_that_is_asked_for_again_is_the_same_object() -> None:
 
 @pytest.mark.parametrize("perturb", [None, PerturbationLevels(noise=[3]), PerturbationLevels(noise=[1, 5], words=[2])])
 def test_every_evaluation_episode_is_perturbed_or_none(perturb: PerturbationLevels | None) -> None:
-    asked = {"tasks": ["a"], "first_start_state": 100, "count": 40, "seed": 3}
+    asked = {"sources": EnvConfig(name="any", tasks=["a"]).sources, "first_start_state": 100, "count": 40, "seed": 3}
     plain, found = evaluation_episodes(**asked), evaluation_episodes(**asked, perturb=perturb)
     assert [replace(each, perturb=()) for each in found] == plain
     kinds = {tuple(kind for kind, _ in each.perturb) for each in found}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from counter_simulator import COUNT
 from known_numbers import make_collector
 
 from embodyrl.envs import EpisodeSpec
@@ -55,7 +56,7 @@ def test_an_episode_that_is_over_has_nothing_to_lose() -> None:
 
 def lend(collector: Collector) -> None:
     """Evaluate, as a run does between iterations."""
-    games = evaluation_episodes(tasks=["count"], first_start_state=101, count=6, seed=1)
+    games = evaluation_episodes(COUNT.sources, first_start_state=101, count=6, seed=1)
     with borrowed(collector.manager, collector.clock, collector.in_progress):
         evaluate(collector.manager, collector.engine, games)
 

@@ -12,7 +12,7 @@ from slow import rest_slow
 
 sys.path.append(str(Path(__file__).parent))
 
-from counter_simulator import shade
+from counter_simulator import COUNT, shade
 from far_away import far
 from known_numbers import make_collector
 
@@ -69,7 +69,7 @@ def test_ready_batch_waits_for_as_many_slots_as_it_was_told_to(ready_slots: int)
 
 @pytest.mark.parametrize("schedule", ["lockstep", "pipeline", "ready_batch"])
 def test_images_are_those_decided_on_whatever_happens_between_rollouts(schedule: str) -> None:
-    episodes = evaluation_episodes(tasks=["count"], first_start_state=100, count=8, seed=1)
+    episodes = evaluation_episodes(COUNT.sources, first_start_state=100, count=8, seed=1)
     with make_collector(**{**DAWDLING, "chunk_size": 1}, cameras=("front", "side"), schedule=schedule) as collector:
         rollouts = [collector.collect()]
         for _ in range(3):

@@ -1,6 +1,7 @@
 """SimulatorHost: the simulators of a process that plays on another machine.
 
-It owns a plain EnvManager and answers the calls of one RemoteManager, over one line (`placement.transport.line`).
+It owns a plain EnvManager, or a MixedManager, and answers the calls of one RemoteManager, over one line
+(`placement.transport.line`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from numpy.typing import NDArray
 
 from embodyrl.config import LoadedConfig
 from embodyrl.config.schema import EnvConfig, Observe
-from embodyrl.envs.manager.manager import EnvManager
 from embodyrl.envs.manager.messages import Message, Results, of_error, own_memory
+from embodyrl.envs.manager.mixed import start_env_manager
 from embodyrl.envs.manager.pool import LONGEST_PAUSE_S
+from embodyrl.envs.manager.simulators import Simulators
 from embodyrl.envs.types import EpisodeSpec
 from embodyrl.placement.plan import inventory
 from embodyrl.placement.ranks import RankInfo, own_share
@@ -90,7 +92,7 @@ class SimulatorHost:
 
     def _run(self) -> None:
         try:
-            manager = EnvManager(self._config, **self._options, on_restart=self._restarting)
+            manager = start_env_manager(self._config, **self._options, on_restart=self._restarting)
         except BaseException as error:
             self._error = error
             return
@@ -129,7 +131,7 @@ class _Server:
         config: of the simulators, whose deadlines the other side needs.
     """
 
-    def __init__(self, manager: EnvManager, line: Line, config: EnvConfig) -> None:
+    def __init__(self, manager: Simulators, line: Line, config: EnvConfig) -> None:
         self._manager, self._line, self._config = manager, line, config
         self._results = Results(list(manager.spec.tasks.values()))
         self._episodes: dict[int, EpisodeSpec | None] = {}

@@ -237,7 +237,7 @@ class EnvWorker:
         return dataclasses.replace(observation, images=stack(slots, observation.images))
 
     def _next_episode(self, slot: int) -> EpisodeSpec:
-        numbers = {name: int(self._arrays[f"next_{name}"][slot]) for name in NEXT_FIELDS}
+        numbers: dict[str, Any] = {name: int(self._arrays[f"next_{name}"][slot]) for name in NEXT_FIELDS}
         perturb = unpacked(int(self._arrays["next_perturb"][slot]))
         if perturb and not getattr(self._simulator, "perturbs_episodes", False):
             raise UserError(

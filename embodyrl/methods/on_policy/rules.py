@@ -108,7 +108,8 @@ def _whole_episodes_are_collected(config: Config, algorithm: NewestConfig) -> It
         "loss": (LOSSES, "whole"),
         "filter": (FILTERS, "group"),
     }
-    names = {key: part.name for key, part in algorithm.parts().items() if key in wanting}
+    parts = algorithm.parts()
+    names = {key: parts[key].name for key in wanting if key in parts}
     named = {key: name for key, name in names.items() if fact(wanting[key][0], name, wanting[key][1])}
     if named:
         yield ConfigIssue(

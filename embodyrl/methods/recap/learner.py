@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from embodyrl.algorithms.shifts import draw_shifts, shifted
+from embodyrl.config.replay import REMAINING, SOLVED
 from embodyrl.config.schema import AlgorithmConfig
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.engine.minibatch import Columns
@@ -34,7 +35,6 @@ from embodyrl.models.flow.policy import FlowPolicy
 from embodyrl.models.policy import Policy, PolicyObservation
 from embodyrl.rollout.interventions import Source
 from embodyrl.rollout.replay import DemonstrationSampler, Minibatch, Replay
-from embodyrl.rollout.replay_fields import REMAINING, SOLVED
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.clock import Phase
 

@@ -37,9 +37,22 @@ class Rate:
 
 def by_task(evaluation: EvaluationRecord) -> list[Rate]:
     """Return the success of each task, in the order of their first episodes, where it is known."""
-    tasks = dict.fromkeys(episode["task"] for episode in evaluation.episodes)
-    solved = {task: outcomes(each["success"] for each in evaluation.episodes if each["task"] == task) for task in tasks}
-    return [Rate(name=task, successes=sum(found), trials=len(found)) for task, found in solved.items() if found]
+    return _rates(evaluation, "task")
+
+
+def by_source(evaluation: EvaluationRecord) -> list[Rate]:
+    """Return the success of each simulator of a mix, see `by_task`; none for runs with one."""
+    return [rate for rate in _rates(evaluation, "source") if rate.name]
+
+
+def _rates(evaluation: EvaluationRecord, key: str) -> list[Rate]:
+    """Return the success of the episodes with each value of an entry of their records."""
+    solved: dict[str, list[bool | None]] = {}
+    for each in evaluation.episodes:
+        name = each.get(key)
+        solved.setdefault(name if isinstance(name, str) else "", []).append(each["success"])
+    rates = {name: outcomes(found) for name, found in solved.items()}
+    return [Rate(name=name, successes=sum(found), trials=len(found)) for name, found in rates.items() if found]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from embodyrl.runs.robustness import VIDEO_FILE, measured_checkpoint, read_robus
 from embodyrl.screen import counted, rounded
 from embodyrl.tracking.clock import Phase
 from embodyrl.tracking.report.charts import MOST_STACKS, PHASE_COLOURS, Item, chart, library, stacks
-from embodyrl.tracking.report.compare import by_task, changes_from_defaults
+from embodyrl.tracking.report.compare import by_source, by_task, changes_from_defaults
 from embodyrl.tracking.report.robustness import robustness_svg
 from embodyrl.tracking.report.series import CURVES, curves_of
 
@@ -92,6 +92,7 @@ def page_of(run: RunRecord, place: Path) -> str:
         title=run.name if run.seed is None else f"{run.name}, seed {run.seed}",
         run=run,
         by_task=by_task,
+        by_source=by_source,
         config=run.text(CONFIG_FILE),
         graph=run.text(GRAPH_FILE),
         tiles=tiles(run),
