@@ -36,23 +36,21 @@ def flow_log_ratios(errors: Tensor, old_errors: Tensor, *, per_point: bool) -> T
     return found.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def trusted_surrogate(
-    log_ratios: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, asymmetric: bool
-) -> Tensor:
+def trusted_surrogate(log_ratios: Tensor, advantages: Tensor, *, low: float, high: float, asymmetric: bool) -> Tensor:
     """Return losses `[M, T]` of the clipped surrogate (Schulman et al. 2017, arXiv:1707.06347, eq. 7).
 
     Args:
         log_ratios: `[M, T]`.
         advantages: `[M]`.
-        clip_low, clip_high: how far ratios may go below and above 1.
+        low, high: how far ratios may go below and above 1.
         asymmetric: where advantages are negative, a parabola that pulls ratios back takes the place of the clip, which
             would let go of them (SPO; Yi et al. 2026, eq. 11 and 12).
     """
     ratios, gains = log_ratios.exp(), advantages[:, None]
-    clipped = torch.minimum(ratios * gains, ratios.clamp(1.0 - clip_low, 1.0 + clip_high) * gains)
+    clipped = torch.minimum(ratios * gains, ratios.clamp(1.0 - low, 1.0 + high) * gains)
     if not asymmetric:
         return -clipped
-    pulled = ratios * gains - gains.abs() / (2.0 * clip_low) * (ratios - 1.0).square()
+    pulled = ratios * gains - gains.abs() / (2.0 * low) * (ratios - 1.0).square()
     return -torch.where(gains < 0.0, pulled, clipped)
 
 

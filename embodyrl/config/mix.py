@@ -141,6 +141,9 @@ def _derived(env: Mapping[str, Any]) -> dict[str, Any]:
     whole = [defaults_below(EnvConfig, each["simulator"]) for each in entries]
     states = [each["start_states"] for each in whole if isinstance(each.get("start_states"), int)]
     found: dict[str, Any] = {"tasks": _tasks(entries), "start_states": max(states, default=1)}
+    longest = {each["max_episode_steps"] for each in whole}
+    if len(longest) == 1:
+        found["max_episode_steps"] = longest.pop()
     return found | ({name: whole[0][name] for name in LAYOUT} if whole else {})
 
 

@@ -173,12 +173,21 @@ def _together(choices: Mapping[str, str]) -> str:
     for name in (choices["model"], f"{choices['model']}.{family}"):
         _merge(of_model.below, library("models").get(name))
     _merge(tree, of_model, only_there=OF_METHOD)
+    _leave_out_foreign(tree, choices["algorithm"])
     _show_it_all(tree, env, choices)
     _scale_rewards(tree, env, family, choices["algorithm"])
     _count(tree, env)
     listed = "".join(f"  - {group}: {option}\n" for group, option in choices.items())
     ordered = {section: tree[section] for section in SECTIONS if section in tree}
     return f"defaults:\n{listed}  - _self_\nseed: 1\n{_written(ordered)}"
+
+
+def _leave_out_foreign(tree: Tree, algorithm: str) -> None:
+    """Leave out settings of a family that this method does not have."""
+    entry = ALGORITHMS.entry(group_settings("algorithm", algorithm)["name"])
+    own = settings_of(entry.load_options() or AlgorithmConfig)
+    section = tree.get("algorithm", Line())
+    section.below = {name: line for name, line in section.below.items() if name in own}
 
 
 @cache

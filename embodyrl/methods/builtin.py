@@ -213,8 +213,8 @@ def declare_stages() -> None:
         summary="section algorithm.off_policy: learn from demonstrations alone",
     )
     STAGES.register(
-        "learn_round",
-        target="embodyrl.methods.recap.stages:learn_round",
+        "judge_and_learn",
+        target="embodyrl.methods.recap.stages:judge_and_learn",
         reads=("replay", "demonstrations?"),
         changes=("policy",),
         summary="section algorithm.off_policy: judge all decisions, and learn them, told which were better",

@@ -13,19 +13,25 @@ from embodyrl.config.fields import choices_of, docs_of, registry_of, settings_of
 from embodyrl.config.schema import AdvantageConfig, Config, FilterConfig, LossConfig, RewardConfig
 
 
-def all_sections(section: type = Config) -> list[type]:
+def all_sections(section: type = Config, known: frozenset[type] = frozenset()) -> list[type]:
     """Every dataclass of the schema, with the options of the built-in components."""
-    found = [candidate for candidate in choices_of(section) if candidate.__module__.startswith("embodyrl.")]
+    every = [candidate for candidate in choices_of(section) if candidate.__module__.startswith("embodyrl.")]
+    # A simulator may consist of others.
+    found = [candidate for candidate in every if candidate not in known]
     for candidate in list(found):
         for setting in settings_of(candidate).values():
             below = setting.section or setting.section_of_entries
             if below is not None:
-                found += all_sections(below)
+                found += all_sections(below, known | {*found})
     return list(dict.fromkeys(found))
 
 
 SETTINGS = [(section, setting) for section in all_sections() for setting in settings_of(section).values()]
-CODE = [path for path in Path(embodyrl.__file__).parent.rglob("*.py") if "config" not in path.parts]
+CODE = [
+    path
+    for path in Path(embodyrl.__file__).parent.rglob("*.py")
+    if "config" not in path.parts or path.name == "mix.py"  # where the entries of a mix become simulators
+]
 
 
 def name_of(section: type, setting) -> str:

@@ -25,6 +25,8 @@ MISFITS = (
     "differentiable functions of noise",
     "cannot be a classifier of success",
     "cannot be a predictor of progress",
+    "learns from the velocities of a flow policy",
+    "tells a flow policy in its prompt",
 )
 """Why an algorithm that another environment or model can use does not fit, in the words of its rules."""
 

@@ -262,7 +262,6 @@ def test_what_it_cannot_learn_from_or_with_is_refused(tmp_path: Path) -> None:
     told = issues("algorithm.off_policy.demonstrations=0", "algorithm.off_policy.offline_iterations=0", there)
     assert "nothing is learned from data.path" in told
     assert "a small flow policy beside critics" in issues("model=pi0", "env.cameras=[corner]", there)
-    assert "placement.rollout.workers" in issues("placement.rollout.workers=1", there)
 
 
 @pytest.mark.parametrize("other", ["ppo", "sac", "iql"])

@@ -197,5 +197,5 @@ def test_what_does_not_fit_is_a_fault(settings: list[str], fault: str, tmp_path:
 
 
 def test_a_model_that_cannot_be_told_is_a_fault() -> None:
-    with pytest.raises(ConfigError, match="which model 'mlp' does not offer"):
+    with pytest.raises(ConfigError, match="and model 'mlp' is none"):
         load_config("experiment/push_iql", ["algorithm=recap"])

@@ -72,7 +72,7 @@ def test_every_built_in_algorithm_can_be_built_and_loads_its_stages() -> None:
             config = dataclasses.replace(usual, algorithm=options(name=entry.name))
             stages = entry.load()(config)
             alone = dict.fromkeys(("sft", "reward_classifier", "reward_progress"), "update")
-            first = {**alone, "iql": "offline"}.get(entry.name, "rollout")
+            first = {**alone, **dict.fromkeys(("iql", "qc", "qc_fql"), "offline")}.get(entry.name, "rollout")
             usually = "improve" if replay_of(config) is not None else "update"
             last = {"recap": "round"}.get(entry.name, usually)
             assert stages[0].name == first and stages[-1].name == last

@@ -148,6 +148,19 @@ ELSEWHERE = {
         "tests/runner/test_reward_classifier.py: needs a classifier",
     ),
     "algorithm.reward.pays": "tests/methods/test_reward_progress.py",
+    **dict.fromkeys(
+        (
+            *("algorithm.reward.url", "algorithm.reward.model", "algorithm.reward.key_variable"),
+            *("algorithm.reward.gives", "algorithm.reward.rubric", "algorithm.reward.temperature"),
+            *("algorithm.reward.cameras", "algorithm.reward.pixels", "algorithm.reward.concurrency"),
+            *("algorithm.reward.deadline_s", "algorithm.reward.retries", "algorithm.reward.backoff_s"),
+            *("algorithm.reward.max_calls", "algorithm.reward.max_tokens", "algorithm.reward.max_answer_tokens"),
+            *("algorithm.reward.max_cost", "algorithm.reward.price_in", "algorithm.reward.price_out"),
+            *("algorithm.reward.max_disagreement", "algorithm.reward.disagreement_episodes"),
+            "algorithm.reward.answers_from",
+        ),
+        "tests/runner/test_asked_rewards.py and tests/test_chat.py: needs a server",
+    ),
     "algorithm.reward.encoder": "tests/pipelines/test_stages.py registers another one",
     "algorithm.reward.compat": "tests/algorithms/test_rewards.py: only matters where successes form clusters",
 }
@@ -241,7 +254,8 @@ def test_every_value_learns_something_else(name: str, managers: dict[int, EnvMan
     setting = settings_of({"algorithm": OnPolicyConfig, "algorithm.advantage": GRPOConfig}[section])[key]
     registry = None if setting.section is None else registry_of(setting.section)
     values = registry.names() if registry else [member.value for member in setting.kinds[0]]
-    values = [value for value in values if (name, value) != ("algorithm.reward", "classifier")]  # which needs files
+    needing = {"classifier", "progress", "vlm"} if name == "algorithm.reward" else set()  # files, or a server
+    values = [value for value in values if value not in needing]
     learned = {value: learn(load(*(each.format(value) for each in VALUES[name])), managers) for value in values}
     for one, other in itertools.combinations(learned, 2):
         assert not torch.equal(learned[one], learned[other]), (one, other)

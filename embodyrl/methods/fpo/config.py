@@ -13,10 +13,10 @@ from embodyrl.methods.velocities.config import VelocitiesConfig
 class FPOConfig(VelocitiesConfig):
     """Flow policy optimisation, and FPO++."""
 
-    clip_low: float = setting(0.2, above=0.0, below=1.0)
-    """Lower clip range: probability ratios below 1 - clip_low have no gradient."""
-    clip_high: float = setting(0.2, above=0.0)
-    """Upper clip range."""
+    clip_below: float = setting(0.05, above=0.0, below=1.0)
+    """Clip range below 1 of the ratios: lower ones have no gradient that would lower them further."""
+    clip_above: float = setting(0.05, above=0.0)
+    """Clip range above 1."""
     per_point: bool = setting(True)
     """Clip the ratio at each point (FPO++). false: one ratio for all points of a chunk (FPO)."""
     asymmetric: bool = setting(False)
@@ -25,4 +25,4 @@ class FPOConfig(VelocitiesConfig):
 
     def common(self, config: Config) -> Sequence[str]:
         """See `AlgorithmConfig`."""
-        return (*super().common(config), "algorithm.points", "algorithm.clip_low", "algorithm.clip_high")
+        return (*super().common(config), "algorithm.points", "algorithm.clip_below", "algorithm.clip_above")

@@ -29,10 +29,10 @@ class FlowPolicyOptimization(VelocityLearner):
         losses = trusted_surrogate(
             log_ratios,
             points.advantages,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
+            low=settings.clip_below,
+            high=settings.clip_above,
             asymmetric=settings.asymmetric,
         )
         ratios = log_ratios.detach().exp()
-        beyond = (ratios < 1.0 - settings.clip_low) | (ratios > 1.0 + settings.clip_high)
+        beyond = (ratios < 1.0 - settings.clip_below) | (ratios > 1.0 + settings.clip_above)
         return losses, {"clip_fraction": beyond.float().mean(1)}

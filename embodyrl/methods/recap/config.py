@@ -125,8 +125,8 @@ class RecapConfig(ReplayAlgorithmConfig):
             able = [each for each in SupportedModel.names() if isinstance(model_info(each), FlowInfo)]
             yield ConfigIssue(
                 ("algorithm.name", "model.name"),
-                f"algorithm {self.name!r} tells the policy in its prompt what is better, and guides it by that, which "
-                f"model {name!r} does not offer",
+                f"algorithm {self.name!r} tells a flow policy in its prompt what is better, and guides it by that, and "
+                f"model {name!r} is none",
                 f"set model to {' or '.join(able)}, or algorithm to iql, which weights what it imitates instead",
             )
         elif isinstance(model, FlowConfig) and model.indicator is None:

@@ -17,7 +17,7 @@ def recap(config: Config) -> list[Stage]:
     def collects(iteration: Iteration) -> bool:
         return iteration.number > recorded
 
-    learn = Stage("round", "learn_round", reads=("demonstrations",) if recorded else ())
+    learn = Stage("round", "judge_and_learn", reads=("demonstrations",) if recorded else ())
     if not config.algorithm.needs(config).rollouts:
         return [learn]
     return [*(replace(stage, when=collects) for stage in (COLLECT, REMEMBER)), learn]

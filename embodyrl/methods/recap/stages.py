@@ -12,7 +12,7 @@ from embodyrl.rollout.replay import Minibatch
 from embodyrl.screen import task
 
 
-def learn_round(iteration: Iteration) -> None:
+def judge_and_learn(iteration: Iteration) -> None:
     """Learn values from all decisions of episodes that have ended, judge these by them, and learn the policy, told what
     was better. Adds `train/` metrics."""
     replay, learner = replay_of(iteration), iteration.learner
