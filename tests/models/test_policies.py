@@ -489,7 +489,7 @@ def test_choices_start_where_the_simulators_do() -> None:
     found = {}
     for first, last in ((-1, 1), (0, 3), (5, 12)):
         action = ActionField(name="push", meaning="discrete", unit="1", low=(float(first),), high=(float(last),))
-        head = build_head(make_spec(actions=(action,)), 2, 0.0)
+        head = build_head(MLPConfig(name="mlp"), make_spec(actions=(action,)), 2)
         outputs = torch.zeros(400, head.outputs)
         sample = head.sample(outputs, torch.Generator().manual_seed(0))
         actions = head.actions(sample, head.logprobs(outputs, sample))

@@ -30,7 +30,7 @@ from embodyrl.methods.learner import Learner
 from embodyrl.methods.replay.config import CriticizedAlgorithmConfig, CriticsConfig, ReplayAlgorithmConfig
 from embodyrl.methods.replay.critic_encoder import CriticEncoder
 from embodyrl.methods.replay.statistics import Statistics
-from embodyrl.models.critics.network import Critics
+from embodyrl.models.critics.network import Critics, critic_weights
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.policy import ActOutput, Inputs, Policy, SoftPolicy
 from embodyrl.rollout.batch import TrajectoryBatch
@@ -252,8 +252,7 @@ class CriticLearner(ReplayLearner):
         if not shows_critics(policy) and (encoder := cls.encoder_for(policy, simulator, seed)) is not None:
             seeing, own = encoder, sum(each.numel() for each in encoder.parameters())
         inputs = seeing.feature_dim + seeing.decision_size
-        critics = cls.critics_for(inputs, algorithm.off_policy.critics, torch.Generator())
-        weights = sum(each.numel() for each in critics.parameters())
+        weights = critic_weights(inputs, algorithm.off_policy.critics)  # which takes no memory, as building them would
         return {"critics": 4 * ((4 + cls.slow_copies) * weights + 4 * own)}
 
     @property
