@@ -35,10 +35,10 @@ def decisions(run: Path) -> int:
     return round(max(float(row.get("env/total_steps", 0.0)) for row in rows) / 4)
 
 
-def supervised(common: list[str], work: Path, seconds: Seconds) -> Path:
-    """Make what is not there yet of demonstrations and tiny_pi0_sft; returns the run."""
+def supervised(common: list[str], work: Path, seconds: Seconds, model: str = "pi0") -> Path:
+    """Make what is not there yet of demonstrations and supervised learning of a tiny model; returns the run."""
     demonstrations, sft = work / "demonstrations", work / "sft"
-    first = ["tiny_pi0_sft", *common, f"data.path={demonstrations}"]
+    first = [f"tiny_{model}_sft", *common, f"data.path={demonstrations}"]
     recording = ["env.end_at_success=false", "--episodes", "300", "--pushes", "1.5", "--after-success", "3"]
     once(demonstrations, seconds, "collect", *first, *recording)
     once(sft, seconds, "run", *first, f"run.dir={sft}")

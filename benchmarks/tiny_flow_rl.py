@@ -1,7 +1,8 @@
 """Flow policies that learn without log-probs, beside GRPO with as many decisions.
 
 For every seed: demonstrations and supervised learning as in tiny_vla.py, then NFT and FPO with schedules that end after
-about 8,500 and 48,000 decisions. Parts that are in the folder already are not made again.
+20 and 75 iterations of 64 episodes. Decisions are counted: episodes become shorter where they succeed. Parts that are
+in the folder already are not made again.
 
     python benchmarks/tiny_flow_rl.py --seeds 1 2 3 --work DIR      # writes benchmarks/results/tiny_flow_rl.json
     python benchmarks/tiny_flow_rl.py --model smolvla --work DIR    # benchmarks/results/tiny_flow_rl_smolvla.json
@@ -14,7 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tiny_dsrl import decisions, evaluations
+from tiny_dsrl import decisions, evaluations, supervised
 from tiny_vla import Seconds, once
 from tiny_vla_report import RESULTS
 
@@ -27,11 +28,7 @@ def one_seed(model: str, seed: int, work: Path, methods: list[str], schedules: l
     """Run all parts of a seed."""
     seconds: Seconds = {}
     common = [f"seed={seed}", "tracking.sinks=[jsonl]"]
-    demonstrations, sft = work / "demonstrations", work / "sft"
-    first = [f"tiny_{model}_sft", *common, f"data.path={demonstrations}"]
-    recording = ["env.end_at_success=false", "--episodes", "300", "--pushes", "1.5", "--after-success", "3"]
-    once(demonstrations, seconds, "collect", *first, *recording)
-    once(sft, seconds, "run", *first, f"run.dir={sft}")
+    sft = supervised(common, work, seconds, model)
     rows: dict[str, Any] = {"seed": seed, "seconds": seconds}
     for method in methods:
         for schedule in schedules:

@@ -12,13 +12,13 @@ from torch import Tensor
 from embodyrl.algorithms.losses import LOG_RATIO_LIMIT
 
 SMALLEST_SIZE = 1e-5
-"""Least mean size of an error that errors are divided by (Zheng et al. 2025, section 4.2)."""
+"""Least mean size of an error that errors are divided by, as in the code of Zheng et al. (2025)."""
 
 
 def matching_errors(velocities: Tensor, wanted: Tensor, executed: Tensor) -> Tensor:
     """Return the mean squared distances `[M, T]` of velocities `[M, T, N]` from those wanted: the loss of conditional
-    flow matching at each point (McAllister et al. 2025, arXiv:2507.21053, eq. 5). A mean, so that ratios do not depend
-    on how many numbers a chunk has.
+    flow matching at each point (McAllister et al. 2025, arXiv:2507.21053, eq. 8, which has the sum). A mean, so that
+    ratios do not depend on how many numbers a chunk has.
 
     Args:
         velocities, wanted: `[M, T, N]`.
@@ -29,8 +29,8 @@ def matching_errors(velocities: Tensor, wanted: Tensor, executed: Tensor) -> Ten
 
 def flow_log_ratios(errors: Tensor, old_errors: Tensor, *, per_point: bool) -> Tensor:
     """Return surrogates of log(pi / pi_old): how much smaller the errors `[M, T]` are than the old policy's. `[M, T]`
-    for each point (Yi et al. 2026, "Flow Policy Gradients for Robot Control", eq. 10), or `[M, 1]`, their mean
-    (McAllister et al. 2025, eq. 12)."""
+    for each point (Yi et al. 2026, "Flow Policy Gradients for Robot Control", arXiv:2602.02481, eq. 10), or `[M, 1]`,
+    their mean (McAllister et al. 2025, eq. 6 and 7)."""
     differences = old_errors - errors
     found = differences if per_point else differences.mean(1, keepdim=True)
     return found.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -44,7 +44,7 @@ def trusted_surrogate(log_ratios: Tensor, advantages: Tensor, *, low: float, hig
         advantages: `[M]`.
         low, high: how far ratios may go below and above 1.
         asymmetric: where advantages are negative, a parabola that pulls ratios back takes the place of the clip, which
-            would let go of them (SPO; Yi et al. 2026, eq. 11 and 12).
+            would let go of them (SPO; Yi et al. 2026, eq. 11).
     """
     ratios, gains = log_ratios.exp(), advantages[:, None]
     clipped = torch.minimum(ratios * gains, ratios.clamp(1.0 - low, 1.0 + high) * gains)
@@ -56,7 +56,7 @@ def trusted_surrogate(log_ratios: Tensor, advantages: Tensor, *, low: float, hig
 
 def optimality(advantages: Tensor, limit: float) -> Tensor:
     """Return the probabilities `[M]` that chunks are good, from advantages `[M]` that are cut at `limit` (Zheng et al.
-    2025, arXiv:2509.16117, section 3.3)."""
+    2025, arXiv:2509.16117: optimality rewards)."""
     return 0.5 + 0.5 * (advantages / limit).clamp(-1.0, 1.0)
 
 
@@ -70,16 +70,16 @@ def contrasted_errors(
     strength: float,
     adaptive: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the errors `[M, T]` of the implicit positive and negative policy (Zheng et al. 2025, eq. 5): velocities
-    between the old ones and those that are learned, or beyond, and mirrored in the old ones. Errors are those of the
-    chunks that velocities imply, means over the executed numbers.
+    """Return the errors `[M, T]` of the implicit positive and negative policy (Zheng et al. 2025, theorem 3.2):
+    velocities between the old ones and those that are learned, or beyond, and mirrored in the old ones. Errors are
+    those of the chunks that velocities imply, means over the executed numbers.
 
     Args:
         velocities, old_velocities, wanted: `[M, T, N]`.
         shares: `[M, T]`, share of noise.
         executed: bool `[M, N]`.
         strength: beta, how far from the old policy the implicit ones are.
-        adaptive: divide errors by their mean size, without a gradient, so that all points weigh alike (section 4.2).
+        adaptive: divide errors by their mean size, without a gradient, so that all points weigh alike.
     """
     step = strength * (velocities - old_velocities)
     count = executed.sum(1).clamp(min=1)[:, None]
@@ -96,7 +96,7 @@ def contrasted_errors(
 
 def contrast_losses(positive: Tensor, negative: Tensor, optimal: Tensor, *, strength: float) -> Tensor:
     """Return losses `[M, T]`: chunks that are good are to be the positive policy's, others the negative one's (Zheng et
-    al. 2025, eq. 4). Divided by `strength`, which then changes the size of no gradient at the start.
+    al. 2025, eq. 5). Divided by `strength`, which then changes the size of no gradient at the start.
 
     Args:
         positive, negative: `[M, T]`, from `contrasted_errors`.
@@ -109,5 +109,6 @@ def contrast_losses(positive: Tensor, negative: Tensor, optimal: Tensor, *, stre
 
 def ranking_losses(positive: Tensor, negative: Tensor, advantages: Tensor, *, scale: float) -> Tensor:
     """Return losses `[M, T]` that rank the positive policy's errors below the negative one's where advantages `[M]` are
-    positive, and the other way round: -log sigmoid(-scale A (E+ - E-) / 2) (pi-StepNFT, Wang et al. 2026)."""
+    positive, and the other way round: -log sigmoid(-scale A (E+ - E-) / 2). The ranking of pi-StepNFT (2026,
+    arXiv:2603.02083), which ranks steps of stochastic denoising by it."""
     return torch.nn.functional.softplus(0.5 * scale * advantages[:, None] * (positive - negative))

@@ -16,6 +16,14 @@ def declare_algorithms() -> None:
     """Methods, and the config rules about stages."""
     import embodyrl.pipelines.rules  # noqa: F401 - adds its rules; a simulator process with a stage of its own needs none
 
+    _declare_newest()
+    _declare_imitating()
+    _declare_actor_critics()
+    _declare_offline_first()
+
+
+def _declare_newest() -> None:
+    """Methods that learn from their newest rollout."""
     of_newest = f"{HERE}.on_policy.iteration"
     ALGORITHMS.register(
         "ppo", target=f"{of_newest}:ppo", critic=True, summary="proximal policy optimisation with a critic"
@@ -48,6 +56,10 @@ def declare_algorithms() -> None:
             critic=False,
             summary=summary,
         )
+
+
+def _declare_imitating() -> None:
+    """Methods that imitate, and those that judge."""
     ALGORITHMS.register(
         "sft",
         target=f"{HERE}.sft.iteration:sft",
@@ -76,19 +88,24 @@ def declare_algorithms() -> None:
         summary="learns from demonstrations (data.path) how far the task is, for algorithm.reward: progress",
     )
     ALGORITHMS.register(
+        "dagger",
+        target=f"{HERE}.replay.iteration:demonstrated",
+        options=f"{HERE}.dagger.config:DAggerConfig",
+        learner=f"{HERE}.dagger.learner:Aggregation",
+        requires=DEMONSTRATED,
+        demonstrations=None,
+        summary="dataset aggregation: imitates an expert in the states that the policy gets into, and demonstrations",
+    )
+
+
+def _declare_actor_critics() -> None:
+    """Soft actor-critic and its kin."""
+    ALGORITHMS.register(
         "sac",
         target=f"{HERE}.replay.iteration:replayed",
         options=f"{HERE}.sac.config:SACConfig",
         learner=f"{HERE}.sac.learner:SoftActorCritic",
         summary="soft actor-critic: learns from a replay of past decisions, with critics of actions",
-    )
-    ALGORITHMS.register(
-        "td3",
-        target=f"{HERE}.replay.iteration:offline_first",
-        options=f"{HERE}.td3.config:TD3Config",
-        learner=f"{HERE}.td3.learner:TwinDelayed",
-        demonstrations=None,
-        summary="twin delayed deterministic policy gradient: noise of a fixed size in place of an entropy; TD3+BC",
     )
     ALGORITHMS.register(
         "crossq",
@@ -98,23 +115,6 @@ def declare_algorithms() -> None:
         summary="soft actor-critic without target networks: critics with batch renormalisation",
     )
     ALGORITHMS.register(
-        "iql",
-        target=f"{HERE}.replay.iteration:offline_first",
-        options=f"{HERE}.iql.config:IQLConfig",
-        learner=f"{HERE}.iql.learner:ImplicitQ",
-        requires=DEMONSTRATED,
-        demonstrations=True,
-        summary="implicit Q-learning: from demonstrations (data.path) weighted by their advantage, then with rollouts",
-    )
-    ALGORITHMS.register(
-        "recap",
-        target=f"{HERE}.recap.iteration:recap",
-        options=f"{HERE}.recap.config:RecapConfig",
-        learner=f"{HERE}.recap.learner:AdvantageConditioned",
-        demonstrations=None,
-        summary="advantage-conditioned flow policies: learns everything, told in its prompt what was better",
-    )
-    ALGORITHMS.register(
         "rlpd",
         target=f"{HERE}.replay.iteration:demonstrated",
         options=f"{HERE}.rlpd.config:RLPDConfig",
@@ -122,6 +122,34 @@ def declare_algorithms() -> None:
         requires=DEMONSTRATED,
         demonstrations=True,
         summary="soft actor-critic with demonstrations (data.path) in every minibatch, after imitating them",
+    )
+    ALGORITHMS.register(
+        "dsrl",
+        target=f"{HERE}.dsrl.iteration:dsrl",
+        options=f"{HERE}.dsrl.config:DSRLConfig",
+        learner=f"{HERE}.sac.learner:SoftActorCritic",
+        summary="soft actor-critic that steers a frozen flow policy by choosing its noise",
+    )
+
+
+def _declare_offline_first() -> None:
+    """Methods that may begin with demonstrations alone."""
+    ALGORITHMS.register(
+        "td3",
+        target=f"{HERE}.replay.iteration:offline_first",
+        options=f"{HERE}.td3.config:TD3Config",
+        learner=f"{HERE}.td3.learner:TwinDelayed",
+        demonstrations=None,
+        summary="twin delayed deterministic policy gradient: noise of a fixed size in place of an entropy; TD3+BC",
+    )
+    ALGORITHMS.register(
+        "iql",
+        target=f"{HERE}.replay.iteration:offline_first",
+        options=f"{HERE}.iql.config:IQLConfig",
+        learner=f"{HERE}.iql.learner:ImplicitQ",
+        requires=DEMONSTRATED,
+        demonstrations=True,
+        summary="implicit Q-learning: from demonstrations (data.path) weighted by their advantage, then with rollouts",
     )
     ALGORITHMS.register(
         "qc",
@@ -142,20 +170,12 @@ def declare_algorithms() -> None:
         summary="Q-chunking with a policy of one step, distilled from the flow policy and taught by critics",
     )
     ALGORITHMS.register(
-        "dagger",
-        target=f"{HERE}.replay.iteration:demonstrated",
-        options=f"{HERE}.dagger.config:DAggerConfig",
-        learner=f"{HERE}.dagger.learner:Aggregation",
-        requires=DEMONSTRATED,
+        "recap",
+        target=f"{HERE}.recap.iteration:recap",
+        options=f"{HERE}.recap.config:RecapConfig",
+        learner=f"{HERE}.recap.learner:AdvantageConditioned",
         demonstrations=None,
-        summary="dataset aggregation: imitates an expert in the states that the policy gets into, and demonstrations",
-    )
-    ALGORITHMS.register(
-        "dsrl",
-        target=f"{HERE}.dsrl.iteration:dsrl",
-        options=f"{HERE}.dsrl.config:DSRLConfig",
-        learner=f"{HERE}.sac.learner:SoftActorCritic",
-        summary="soft actor-critic that steers a frozen flow policy by choosing its noise",
+        summary="advantage-conditioned flow policies: learns everything, told in its prompt what was better",
     )
 
 

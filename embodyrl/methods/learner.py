@@ -71,6 +71,11 @@ class Learner:
         learner."""
         return ()
 
+    @classmethod
+    def equip(cls, policy: Policy, algorithm: AlgorithmConfig) -> None:
+        """Add to a policy, in a process that has no learner, what it acts by beside its own weights; the contents come
+        with these."""
+
     # ---- for `embodyrl plan`, which builds no learner
 
     @classmethod

@@ -48,7 +48,7 @@ class Shown:
     cameras: tuple[str, ...]
 
 
-class Film:
+class EpisodeImages:
     """Images of an episode, at most twice as many as are shown, evenly spread over what has passed of it.
 
     Args:
@@ -94,7 +94,7 @@ class AskedReward(Hook):
         # The newest images come first where there are those of earlier decisions, too.
         self._views = [cameras.index(camera) for camera in self._cameras]
         self._numbers = np.full(num_envs, -1, np.int64)
-        self._films: list[Film] = [Film(settings.frames) for _ in range(num_envs)]
+        self._images: list[EpisodeImages] = [EpisodeImages(settings.frames) for _ in range(num_envs)]
         self._asked: dict[tuple[int, int], Future[Answer]] = {}
         """By slot and number of the episode."""
 
@@ -108,8 +108,8 @@ class AskedReward(Hook):
         assert images is not None, "the config rules ask for cameras"
         for row, (slot, number) in enumerate(zip(decision.slots.tolist(), decision.numbers.tolist(), strict=True)):
             if self._numbers[slot] != number:
-                self._numbers[slot], self._films[slot] = number, Film(self._settings.frames)
-            self._films[slot].add(images[row, self._views])
+                self._numbers[slot], self._images[slot] = number, EpisodeImages(self._settings.frames)
+            self._images[slot].add(images[row, self._views])
         return {}
 
     def judge(self, slots: NDArray[np.int64], result: StepResult) -> tuple[StepResult, dict[str, NDArray[Any]]]:
@@ -120,7 +120,7 @@ class AskedReward(Hook):
             slot = int(slots[row])
             shown = Shown(
                 task_description=final.task_descriptions[row],
-                frames=self._films[slot].end(final.images[row, self._views]),
+                frames=self._images[slot].end(final.images[row, self._views]),
                 cameras=self._cameras,
             )
             self._asked[slot, int(self._numbers[slot])] = self._inquiries.ask(shown)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from embodyrl.config import LoadedConfig
 from embodyrl.envs import SimulatorSpec
+from embodyrl.methods.learner import learner_class
 from embodyrl.placement.launcher import Request
 from embodyrl.placement.transport.lending import MemoryServer, RemoteFolder, RemoteMemory, copy_folder
 from embodyrl.rollout.interventions import expert_of, shown_to_policy
@@ -124,6 +125,7 @@ class RolloutWorker:
                 weights = Path(own)
                 copy_folder(lent, weights, timeout_s=self.config.placement.rollout.timeout_s)
             engine = build_acting(self.config, self.manager, weights, place=self.address.place)
+        learner_class(self.config.algorithm).equip(engine.policy, self.config.algorithm)
         self._share = LocalEnvs(self.config, self.manager, engine, self._expert, folder=self.address.run_dir)
 
     @property

@@ -218,7 +218,7 @@ def test_the_cloned_policy_sees_through_its_own_encoder() -> None:
     learner = engine.learner
     assert isinstance(learner, DemonstratedActorCritic)
     learner.keep_cloned()
-    learner._pixels = 0
+    learner.pixels = 0
     batch = minibatch()
     before = learner.encode(batch)
     assert learner.cloned is not None and not bool(learner._distance(before).any())
@@ -254,10 +254,10 @@ def test_what_followed_is_shifted_by_itself() -> None:
     assert soft is not None
     batch = minibatch(size=64)
     batch.columns["next_images"] = batch.columns["images"].clone()
-    found = soft._shifted(batch.columns, batch)
+    found = soft.with_shifts(batch.columns, batch)
     same = (found["images"] == found["next_images"]).flatten(1).all(1)
     assert int(same.sum()) < 10
-    again = soft._shifted(batch.columns, batch)
+    again = soft.with_shifts(batch.columns, batch)
     assert not torch.equal(again["images"], found["images"]), "each minibatch has shifts of its own"
 
 
@@ -266,7 +266,7 @@ def test_shifts_do_not_depend_on_the_number_of_ranks() -> None:
     softs = [make_engine().learner for _ in range(3)]
     assert all(softs)
     wanted, *found = (
-        soft._shifted(batch.columns, batch)  # type: ignore[union-attr]
+        soft.with_shifts(batch.columns, batch)  # type: ignore[union-attr]
         for soft, batch in zip(softs, (whole, *halves), strict=True)
     )
     for name, images in wanted.items():

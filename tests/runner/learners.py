@@ -355,6 +355,46 @@ tracking: {sinks: [jsonl], report: false}
 """Episodes (5 chunks) straddle rollouts (6), and the replay wraps."""
 
 
+TOLD = """
+defaults: [env: gym/pendulum_rgb, model: pi0, algorithm: recap, _self_]
+env: {num_envs: 4, workers: 1, max_episode_steps: 10, image_size: [32, 32], success_return: -70.0}
+model: {denoising_steps: 2, value_sizes: [8], checkpoint: FOLDER/base, prompt_length: 8,
+  indicator: {guidance: 1.5, better: '1', worse: '0'}}
+rollout: {num_chunks: 6, chunk_size: 2, blocks: 2}
+algorithm:
+  off_policy:
+    replay: {capacity: 80, start_after: 8}
+    batch_size: 8
+    value_steps: 3
+    policy_steps: 3
+    augment_pixels: 2
+    value: {bins: 21, hidden_sizes: [16]}
+run: {name: told, iterations: 4, save_every: 2, eval_every: 0}
+eval: {episodes: 3}
+tracking: {sinks: [jsonl], report: false}
+"""
+"""Episodes (5 chunks) straddle rollouts (6), so that some are known only later, and the replay wraps."""
+
+
+def show_that_rounds_learn(run: Run) -> None:
+    rows = run.metrics()
+    assert [row["train/updates"] for row in rows if "train/updates" in row] == [3, 6, 9, 12]
+    judged = [row for row in rows if "train/better" in row]
+    assert all(0.0 < row["train/better"] < 1.0 and row["train/value_loss"] > 0.0 for row in judged)
+
+
+MATCHED = """
+defaults: [env: gym/pendulum_rgb, model: pi0, algorithm: nft, _self_]
+env: {num_envs: 4, workers: 1, max_episode_steps: 8, image_size: [32, 32]}
+model: {denoising_steps: 2, value_sizes: [8], noise_method: none}
+rollout: {num_chunks: 4, chunk_size: 2, episodes: whole, group_size: 2, blocks: 2}
+algorithm: {reward: dense, points: 3, epochs: 2, minibatches: 2}
+run: {name: matched, iterations: 4, save_every: 2, eval_every: 0}
+eval: {episodes: 3}
+tracking: {sinks: [jsonl], report: false}
+"""
+
+
 STEERING = "policy/steering.safetensors"
 
 
@@ -525,6 +565,8 @@ LEARNERS: dict[str, Learner] = {
     "steered": Learner(
         STEERED, 4, 2, show_that_noise_learns, write_base, needs=("transformers", "pygame"), uses=use_steered
     ),
+    "told": Learner(TOLD, 4, 2, show_that_rounds_learn, write_base, needs=("transformers", "pygame")),
+    "matched": Learner(MATCHED, 4, 2, needs=("transformers", "pygame")),
     "paid": Learner(PAID, 6, 3, show_that_judged_episodes_end, write_judge, needs=DATA),
     "foreseen": Learner(FORESEEN, 6, 3, show_that_progress_is_paid, write_predictor, needs=DATA),
 }

@@ -31,7 +31,9 @@ def workers(count: int) -> list[str]:
     return [f"placement.rollout.workers={count}", "env.workers=2"]
 
 
-@pytest.mark.parametrize("name", rest_slow(["pixels", "dagger", "sac", "rlpd", "iql", "steered", "paid"], 2))
+@pytest.mark.parametrize(
+    "name", rest_slow(["pixels", "dagger", "qc", "sac", "rlpd", "iql", "steered", "told", "paid"], 3)
+)
 def test_workers_fill_a_replay_as_the_ranks_themselves_do(name: str, runs_of: Find) -> None:
     learner, runs = runs_of(name)
     run = runs(*workers(2))

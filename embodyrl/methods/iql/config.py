@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,22 +10,16 @@ from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Learns, Needs
 from embodyrl.config.rules import fact
 from embodyrl.config.schema import Config, setting
-from embodyrl.methods.replay.config import CriticizedAlgorithmConfig, CriticizedConfig
+from embodyrl.methods.replay.config import OfflineFirstAlgorithmConfig, OfflineFirstConfig
 from embodyrl.models.mlp.options import Distribution, HeadConfig
 from embodyrl.registry import SupportedModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImplicitConfig(CriticizedConfig):
+class ImplicitConfig(OfflineFirstConfig):
     """Implicit Q-learning from demonstrations, then also from a replay. `critics.actor_uses` is the value
     of an action, of which a state's is an expectile."""
 
-    offline_iterations: int = setting(20, low=0)
-    """Iterations that learn from demonstrations alone, `data.steps` optimizer steps each; nothing is collected before
-    they are over. As many as `run.iterations`: nothing ever is."""
-    demonstrations: float = setting(0.5, low=0.0, high=1.0)
-    """Share of demonstrations in every minibatch after that. Where that is no whole number of decisions, minibatches
-    take turns."""
     critics_first: int = setting(0, low=0)
     """Steps of critics and values before the policy learns from them. A policy from a checkpoint would else first
     forget, by weights that mean nothing yet."""
@@ -39,7 +33,7 @@ class ImplicitConfig(CriticizedConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IQLConfig(CriticizedAlgorithmConfig):
+class IQLConfig(OfflineFirstAlgorithmConfig):
     """Implicit Q-learning."""
 
     off_policy: ImplicitConfig = field(default_factory=ImplicitConfig)
@@ -48,31 +42,18 @@ class IQLConfig(CriticizedAlgorithmConfig):
     def needs(self, config: Config) -> Needs:
         """See `AlgorithmConfig`. A policy that shows critics what it sees learns beside them, any other one by its own
         supervised loss."""
-        model, iterations = config.model, config.run.iterations
+        model = config.model
         squashed = not isinstance(model, HeadConfig) or model.head is Distribution.squashed
         shows = fact(SupportedModel, model.name, "off_policy") and squashed
         return replace(
             super().needs(config),
             learns=Learns.reparameterization if shows else Learns.weighted_imitation,
-            rollouts=self.off_policy.offline_iterations < iterations,
             transitions=True,
-            to_roll_out_nothing=f"algorithm.off_policy.offline_iterations to run.iterations ({iterations})",
         )
-
-    @property
-    def iterations_offline(self) -> int:
-        """See `ReplayAlgorithmConfig`."""
-        return self.off_policy.offline_iterations
-
-    @property
-    def unread_data(self) -> Sequence[str]:
-        """See `ReplayAlgorithmConfig`."""
-        return ("batch_size", "shift_pixels")
 
     def smallest(self) -> Mapping[str, Any]:
         """See `AlgorithmConfig`."""
-        own = {"algorithm.off_policy.offline_iterations": 0, "algorithm.off_policy.critics_first": 0}
-        return {**super().smallest(), **own}
+        return {**super().smallest(), "algorithm.off_policy.critics_first": 0}
 
     def check(self, config: Config) -> Iterator[ConfigIssue]:
         """See `AlgorithmConfig`; also the demonstrations, and that the policy can learn from them so."""

@@ -28,7 +28,6 @@ from embodyrl.algorithms.off_policy import (
 )
 from embodyrl.config.schema import AlgorithmConfig
 from embodyrl.engine.hybrid import HybridEngine
-from embodyrl.engine.minibatch import Columns
 from embodyrl.engine.optimizer import Optimizer
 from embodyrl.engine.update_metrics import Metrics
 from embodyrl.envs import SimulatorSpec
@@ -125,7 +124,7 @@ class ImplicitQ(CriticLearner):
             "weight_max": weights.max() if len(weights) else weights.new_tensor(-math.inf),
         }
         if self.critic_encoder is not None:
-            shown = dataclasses.replace(minibatch, columns=minibatch.columns | self._shown(minibatch, seen))
+            shown = dataclasses.replace(minibatch, columns=minibatch.columns | self.shown(seen.columns, minibatch))
             whole = self.imitation.step_towards(shown, wanted, self.critic_encoder.task_descriptions, weights)
             return {} if whole is None else {"actor_loss": whole / self.ranks.size} | of_weights
         assert isinstance(self.policy, SoftPolicy), "it shows critics what it sees"
@@ -134,12 +133,6 @@ class ImplicitQ(CriticLearner):
         if loss is None:
             return {}
         return {"actor_loss": loss, "imitation_loss": errors.detach().sum() / minibatch.size} | of_weights
-
-    def _shown(self, minibatch: Minibatch, seen: EncodedMinibatch) -> Columns:
-        """Return what the policy sees otherwise than it was: the shifted images, where those of the minibatch are."""
-        if not self._pixels:
-            return {}
-        return {"images": seen.columns["images"].to(minibatch.columns["images"].device)}
 
     @torch.no_grad()
     def _wanted(self, seen: EncodedMinibatch, worth: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ class NFTConfig(VelocitiesConfig):
     """Advantage from which on a chunk counts as good, and below minus that as bad (Z_c, adv_clip_max)."""
     contrast: Contrast = setting(Contrast.errors)
     """errors: good chunks are fitted by the positive policy, bad ones by the negative one (DiffusionNFT). ranking: the
-    one's errors are to be less than the other's (pi-StepNFT)."""
+    one's errors are to be less than the other's, as pi-StepNFT ranks steps of stochastic denoising."""
     ranking_scale: float = setting(1.0, above=0.0)
     """Scale of the differences that are ranked."""
     adaptive: bool = setting(True)

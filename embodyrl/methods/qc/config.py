@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Learns, Needs
 from embodyrl.config.schema import Config, setting
-from embodyrl.methods.replay.config import CriticizedAlgorithmConfig, CriticizedConfig
+from embodyrl.methods.replay.config import OfflineFirstAlgorithmConfig, OfflineFirstConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowPolicyConfig(CriticizedConfig):
-    """Learning from demonstrations, then also from a replay, with a flow policy that imitates both."""
-
-    offline_iterations: int = setting(10, low=0)
-    """Iterations that learn from demonstrations alone, `data.steps` optimizer steps each; nothing is collected before
-    they are over. As many as `run.iterations`: nothing ever is."""
-    demonstrations: float = setting(0.5, low=0.0, high=1.0)
-    """Share of demonstrations in every minibatch after that. Where that is no whole number of decisions, minibatches
-    take turns."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BestOfConfig(FlowPolicyConfig):
+class BestOfConfig(OfflineFirstConfig):
     """Learning from demonstrations, then also from a replay, with critics that choose among chunks of a flow policy."""
 
     candidates: int = setting(16, low=1, high=1024)
@@ -34,38 +21,15 @@ class BestOfConfig(FlowPolicyConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowAlgorithmConfig(CriticizedAlgorithmConfig):
+class FlowAlgorithmConfig(OfflineFirstAlgorithmConfig):
     """A method with critics of whole chunks, and a small flow policy."""
-
-    off_policy: FlowPolicyConfig = field(default_factory=FlowPolicyConfig)
-    """Learning from demonstrations, then also from a replay."""
-
-    @property
-    def iterations_offline(self) -> int:
-        """See `ReplayAlgorithmConfig`."""
-        return self.off_policy.offline_iterations
-
-    @property
-    def unread_data(self) -> Sequence[str]:
-        """See `ReplayAlgorithmConfig`."""
-        return ("batch_size", "shift_pixels")
 
     def needs(self, config: Config) -> Needs:
         """See `AlgorithmConfig`."""
-        iterations = config.run.iterations
-        return replace(
-            super().needs(config),
-            rollouts=self.off_policy.offline_iterations < iterations,
-            transitions=True,
-            to_roll_out_nothing=f"algorithm.off_policy.offline_iterations to run.iterations ({iterations})",
-        )
+        return replace(super().needs(config), transitions=True)
 
     def _share(self) -> str:
         return f", {self.off_policy.demonstrations:.0%} of them"
-
-    def smallest(self) -> Mapping[str, Any]:
-        """See `AlgorithmConfig`."""
-        return {**super().smallest(), "algorithm.off_policy.offline_iterations": 0}
 
     def notes(self, config: Config) -> list[str]:
         """See `AlgorithmConfig`; also that single actions are no chunks."""

@@ -25,7 +25,9 @@ from embodyrl.envs import SimulatorSpec
 from embodyrl.methods.qc.config import FlowAlgorithmConfig, QCConfig
 from embodyrl.methods.replay.learner import CriticLearner, EncodedMinibatch, restore_stream
 from embodyrl.models.critics.config import CandidatesConfig
+from embodyrl.models.critics.network import Critics
 from embodyrl.models.mlp.flow import FlowActorCritic
+from embodyrl.models.policy import Policy
 from embodyrl.rollout.replay import DemonstrationSampler, Minibatch, Replay
 from embodyrl.seeding import derive_seed
 
@@ -125,18 +127,29 @@ class QChunking(FlowLearner):
 
     def __init__(self, engine: HybridEngine, algorithm: AlgorithmConfig, simulator: SimulatorSpec) -> None:
         super().__init__(engine, algorithm, simulator)
-        sizes = self._sizes
-        chosen = CandidatesConfig(
-            candidates=self.algorithm.off_policy.candidates,
-            mean=sizes.actor_uses is CriticUse.mean,
-            count=sizes.count,
-            hidden_sizes=sizes.hidden_sizes,
-            layer_norm=sizes.layer_norm,
-        )
         # The policy chooses by the very critics that learn here, and is saved with them.
-        self.policy.choose_by(self.critics, chosen)
+        self.policy.choose_by(self.critics, candidates_of(self.algorithm))
+
+    @classmethod
+    def equip(cls, policy: Policy, algorithm: AlgorithmConfig) -> None:
+        """See `Learner`: critics to choose by."""
+        assert isinstance(policy, FlowActorCritic) and isinstance(algorithm, QCConfig), "the config rules ask for it"
+        sizes, inputs = candidates_of(algorithm), policy.feature_dim + policy.decision_size
+        policy.choose_by(Critics(inputs, sizes, torch.Generator()).requires_grad_(False), sizes)
 
     def following(self, minibatch: Minibatch, seen: EncodedMinibatch) -> Tensor:
         """See `FlowLearner`: the best of several."""
         noise = self.normal(minibatch, self.algorithm.off_policy.candidates)
         return self.policy.chosen(seen.following, noise)[0]
+
+
+def candidates_of(algorithm: QCConfig) -> CandidatesConfig:
+    """Return how the policy chooses, as it is described in a saved one."""
+    settings = algorithm.off_policy
+    return CandidatesConfig(
+        candidates=settings.candidates,
+        mean=settings.critics.actor_uses is CriticUse.mean,
+        count=settings.critics.count,
+        hidden_sizes=settings.critics.hidden_sizes,
+        layer_norm=settings.critics.layer_norm,
+    )

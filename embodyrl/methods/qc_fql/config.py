@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 
 from embodyrl.config.needs import Learns, Needs
 from embodyrl.config.schema import Config, setting
-from embodyrl.methods.qc.config import FlowAlgorithmConfig, FlowPolicyConfig
+from embodyrl.methods.qc.config import FlowAlgorithmConfig
+from embodyrl.methods.replay.config import OfflineFirstConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistilledConfig(FlowPolicyConfig):
+class DistilledConfig(OfflineFirstConfig):
     """Learning from demonstrations, then also from a replay, with a policy of one step that critics teach."""
 
     distillation: float = setting(10.0, low=0.0)

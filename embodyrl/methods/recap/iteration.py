@@ -11,7 +11,7 @@ from embodyrl.pipelines.pipeline import Iteration, Stage
 
 def recap(config: Config) -> list[Stage]:
     """Collect, judge all that is known, and learn it, told what was better; the first round learns from demonstrations
-    alone, if there are any (Physical Intelligence 2025, algorithm 1)."""
+    alone, if there are any (Physical Intelligence 2025)."""
     recorded = config.data.path is not None
 
     def collects(iteration: Iteration) -> bool:

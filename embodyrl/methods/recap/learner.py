@@ -2,7 +2,8 @@
 them, told in its prompt which were better than usual; it acts as told so (Physical Intelligence 2025,
 arXiv:2511.14759).
 
-Unlike there, each round goes on with the policy of the one before, and the value model has a small encoder of its own.
+Unlike there, each round goes on with the policy of the one before, demonstrations are judged, too, since they may be
+the policy's own attempts, and the value model has a small encoder of its own.
 
 Shapes: `M` decisions of a minibatch, or those of them that this rank has.
 """
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.shifts import draw_shifts, shifted
 from embodyrl.config.replay import REMAINING, SOLVED
 from embodyrl.config.schema import AlgorithmConfig
 from embodyrl.engine.hybrid import HybridEngine
@@ -60,7 +60,7 @@ class AdvantageConditioned(ReplayLearner):
         super().__init__(engine, algorithm, simulator)
         self._check_words()
         settings, seed = self.algorithm.off_policy, engine.seed
-        self.settings = settings
+        self.settings, self.pixels = settings, settings.augment_pixels
         self.imitation = Imitation(engine)
         self.encoder = self._encoder(engine.policy, simulator, seed).to(self.device)
         self.statistics = Statistics(engine, [engine.policy, self.encoder])
@@ -73,14 +73,10 @@ class AdvantageConditioned(ReplayLearner):
         self.value_optimizer = Optimizer([*self.values.parameters(), *self.encoder.encoder_parameters()], of_values, 1)
         self.longest = simulator.max_episode_steps
         self.failure = float(self.longest if isinstance(settings.failure, str) else settings.failure)
-        self.shifts = torch.Generator(self.device).manual_seed(derive_seed(seed, "shifts"))
-        """Shifts of images."""
         self.untold = torch.Generator().manual_seed(derive_seed(seed, "untold"))
         """Choice of the decisions that are learned without being told which they are."""
         self.thresholds = torch.zeros(0)
         """Advantage from which on a decision of each task is better than usual."""
-        self.made = 0
-        """Steps of the policy so far."""
 
     def _check_words(self) -> None:
         """Check that the policy tells the words for better actions from those for others."""
@@ -147,16 +143,15 @@ class AdvantageConditioned(ReplayLearner):
         with self.engine.train_mode(), self.engine.clock.measure(Phase.train):
             for number, minibatch in enumerate(self.engine.clock.pulling(Phase.preprocess, minibatches)):
                 optimizer.set_learning_rate(number, steps)
-                columns = self._shown(minibatch)
+                columns = self.with_shifts(self._on_device(minibatch), minibatch)
                 losses = self.values.losses(self._features(columns), self._returns(columns))
-                found = self._step(optimizer, losses, minibatch)
-                history += [] if found is None else [found]
+                loss = self._step(optimizer, losses, minibatch)
+                history += [] if loss is None else [{"value_loss": self.ranks.sum(loss)}]
         return {f"train/{name}": value for name, value in _means(history).items()}
 
     @torch.no_grad()
     def judge(self, minibatches: Iterable[Minibatch]) -> dict[str, float]:
-        """Find the advantage from which on decisions of each task are better than usual (section IV-C); returns
-        metrics."""
+        """Find the advantage from which on decisions of each task are better than usual; returns metrics."""
         history: list[tuple[Tensor, Tensor, Tensor]] = []
         with self.engine.train_mode(), self.engine.clock.measure(Phase.train):
             for minibatch in self.engine.clock.pulling(Phase.preprocess, minibatches):
@@ -186,9 +181,9 @@ class AdvantageConditioned(ReplayLearner):
         with engine.train_mode(), engine.clock.measure(Phase.train):
             for number, minibatch in enumerate(engine.clock.pulling(Phase.preprocess, minibatches)):
                 rate = engine.optimizer.set_learning_rate(number, steps)
-                columns = self._shown(minibatch)
+                columns = self.with_shifts(self._on_device(minibatch), minibatch)
                 better = self._told(minibatch, columns)
-                shown = {"better": better.to(torch.int8), **self._images(columns, minibatch)}
+                shown = {"better": better.to(torch.int8), **self.shown(columns, minibatch)}
                 told = dataclasses.replace(minibatch, columns=minibatch.columns | shown)
                 loss = self.imitation.step_towards(told, columns["actions"], self.encoder.task_descriptions)
                 history += [] if loss is None else [{"loss": loss}]
@@ -198,8 +193,7 @@ class AdvantageConditioned(ReplayLearner):
 
     @torch.no_grad()
     def advantages(self, columns: Columns) -> Tensor:
-        """Return how much better decisions were than what is usual from there, `[M]` in units of the least return (eq.
-        4)."""
+        """Return how much better decisions were than what is usual from there, `[M]` in units of the least return."""
         whole = self.longest + self.failure
         returns, value = self._returns(columns), self.values(self._features(columns))
         if self.settings.lookahead is Lookahead.chunk:
@@ -229,38 +223,10 @@ class AdvantageConditioned(ReplayLearner):
     def _on_device(self, minibatch: Minibatch) -> Columns:
         return {name: column.to(self.device, non_blocking=True) for name, column in minibatch.columns.items()}
 
-    def _shown(self, minibatch: Minibatch) -> Columns:
-        """Return the columns of a minibatch on the device, with images shifted."""
-        columns, pixels = self._on_device(minibatch), self.settings.augment_pixels
-        for name in ("images", "next_images") if pixels else ():
-            drawn = draw_shifts(minibatch.size, pixels, self.shifts)
-            columns[name] = shifted(columns[name], drawn[minibatch.places.to(drawn.device)], pixels)
-        return columns
-
-    def _images(self, columns: Columns, minibatch: Minibatch) -> Columns:
-        """Return the images that the policy sees, if they are not those of the minibatch."""
-        if not self.settings.augment_pixels:
-            return {}
-        return {"images": columns["images"].to(minibatch.columns["images"].device)}
-
     def _features(self, columns: Columns, prefix: str = "") -> Tensor:
         """Return what the value model sees of the observations at decisions, or with `next_` of those after them."""
         seen = {name: columns[prefix + name] for name in ("proprio", "images") if name in columns}
         return self.encoder.encode_stored(seen | {"task_index": columns["task_index"]})
-
-    def _step(self, optimizer: Optimizer, losses: Tensor, minibatch: Minibatch) -> Metrics | None:
-        """Make a step of the value model by the mean of losses over the whole minibatch; None if it was not finite."""
-        loss = losses.sum() / minibatch.size
-        optimizer.clear()
-        loss.backward()
-        self.engine.weights.sum_gradients(optimizer.parameters)
-        norm = optimizer.clip()
-        whole = self.ranks.sum(loss.detach())
-        if not self.engine.guard.allows(whole, norm, minibatch.columns, update=self.made + 1):
-            return None
-        optimizer.step()
-        self.engine.watch()
-        return {"value_loss": whole}
 
     # ---- checkpoints
 

@@ -1,4 +1,4 @@
-"""Value model: distributions of returns over bins (Physical Intelligence 2025, arXiv:2511.14759, section IV-B).
+"""Value model: distributions of returns over bins (Physical Intelligence 2025, arXiv:2511.14759, eq. 1).
 
 Shapes: `M` states, `F` features of each.
 """
@@ -45,7 +45,7 @@ class ValueDistribution(nn.Module):
 
 def scaled_returns(remaining: Tensor, solved: Tensor, *, failure: float, longest: int) -> Tensor:
     """Return what is left of episodes, `[M]` in -1 .. 0: minus the actions until the task is solved, or until the end
-    and what failure costs (eq. 5), in units of the least possible.
+    and what failure costs, in units of the least possible.
 
     Args:
         remaining: int `[M]`, actions to the end of the episode.

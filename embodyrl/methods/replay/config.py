@@ -202,3 +202,47 @@ class CriticizedAlgorithmConfig(ReplayAlgorithmConfig, RewardedConfig):
 
         yield from super().check(config)
         yield from rules.check_critics(config, self.off_policy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineFirstConfig(CriticizedConfig):
+    """Learning from demonstrations alone, then also from a replay, with critics of actions."""
+
+    offline_iterations: int = setting(20, low=0)
+    """Iterations that learn from demonstrations alone, `data.steps` optimizer steps each; nothing is collected before
+    they are over. As many as `run.iterations`: nothing ever is."""
+    demonstrations: float = setting(0.5, low=0.0, high=1.0)
+    """Share of demonstrations in every minibatch after that. Where that is no whole number of decisions, minibatches
+    take turns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineFirstAlgorithmConfig(CriticizedAlgorithmConfig):
+    """A method that may learn from demonstrations alone for some iterations."""
+
+    off_policy: OfflineFirstConfig = field(default_factory=OfflineFirstConfig)
+    """Learning from demonstrations alone, then also from a replay."""
+
+    @property
+    def iterations_offline(self) -> int:
+        """See `ReplayAlgorithmConfig`."""
+        return self.off_policy.offline_iterations
+
+    @property
+    def unread_data(self) -> Sequence[str]:
+        """See `ReplayAlgorithmConfig`."""
+        return ("batch_size", "shift_pixels")
+
+    def needs(self, config: Config) -> Needs:
+        """See `AlgorithmConfig`."""
+        iterations = config.run.iterations
+        return replace(
+            super().needs(config),
+            rollouts=self.off_policy.offline_iterations < iterations,
+            transitions=config.data.path is not None,
+            to_roll_out_nothing=f"algorithm.off_policy.offline_iterations to run.iterations ({iterations})",
+        )
+
+    def smallest(self) -> Mapping[str, Any]:
+        """See `AlgorithmConfig`."""
+        return {**super().smallest(), "algorithm.off_policy.offline_iterations": 0}

@@ -61,6 +61,12 @@ class ReplayLearner(Learner):
         super().__init__(engine, algorithm, simulator)
         self.statistics = Statistics(engine, [engine.policy])
         """What scales observations."""
+        self.pixels = 0
+        """Pixels by which images are shifted at most."""
+        self.shifts = torch.Generator(self.device).manual_seed(derive_seed(engine.seed, "shifts"))
+        """Shifts of images."""
+        self.made = 0
+        """Steps so far; of a method with critics, those of the critics."""
 
     @property
     def learns_before_rollouts(self) -> bool:
@@ -104,6 +110,37 @@ class ReplayLearner(Learner):
     def remembered(self, batch: TrajectoryBatch, replay: Replay, iteration: Iteration) -> None:
         """Take note of the rollout that has been added to the replay."""
         self.statistics.go_on(batch, replay, iteration)
+
+    def with_shifts(self, columns: Columns, minibatch: Minibatch) -> Columns:
+        """Return columns on the device with the images of a minibatch and those that followed shifted, by up to
+        `pixels`. Shifts are drawn for the whole minibatch, so that they are the same for any number of ranks."""
+        if not self.pixels:
+            return columns
+        found = dict(columns)
+        for name in ("images", "next_images"):
+            drawn = draw_shifts(minibatch.size, self.pixels, self.shifts)
+            found[name] = shifted(columns[name], drawn[minibatch.places.to(drawn.device)], self.pixels)
+        return found
+
+    def shown(self, columns: Columns, minibatch: Minibatch) -> Columns:
+        """Return what the policy sees otherwise than it is in a minibatch: the shifted images."""
+        return {"images": columns["images"].to(minibatch.columns["images"].device)} if self.pixels else {}
+
+    def _step(self, optimizer: Optimizer, losses: Tensor, minibatch: Minibatch) -> Tensor | None:
+        """Make an optimiser step by the mean of losses over the whole minibatch, of which these are this rank's;
+        returns this rank's part of the mean, or None if the step was not finite and left out."""
+        # Divided by the size over all ranks, whose gradients are added up: a step is the same for any number of ranks.
+        loss = losses.sum() / minibatch.size
+        optimizer.clear()
+        loss.backward()
+        self.engine.weights.sum_gradients(optimizer.parameters)
+        norm = optimizer.clip()
+        whole = self.ranks.sum(loss.detach())
+        if not self.engine.guard.allows(whole, norm, minibatch.columns, update=self.made + 1):
+            return None
+        optimizer.step()
+        self.engine.watch()
+        return loss.detach()
 
     def progress(self, replay: Replay) -> dict[str, float]:
         """Return metrics of an iteration besides those of its steps."""
@@ -162,7 +199,7 @@ class CriticLearner(ReplayLearner):
     def __init__(self, engine: HybridEngine, algorithm: AlgorithmConfig, simulator: SimulatorSpec) -> None:
         super().__init__(engine, algorithm, simulator)
         critics = self._sizes = self.algorithm.off_policy.critics
-        self._pixels = self.algorithm.off_policy.augment_pixels
+        self.pixels = self.algorithm.off_policy.augment_pixels
         device, seed, config, updates = self.device, engine.seed, engine.config.optimizer, engine.iterations
         # A policy that shows critics what it sees has one encoder for both; otherwise they need one of their own.
         critic_encoder = None if shows_critics(self.policy) else self.encoder_for(self.policy, simulator, seed)
@@ -185,10 +222,6 @@ class CriticLearner(ReplayLearner):
         }
         self.choice = torch.Generator().manual_seed(derive_seed(seed, "subset"))
         """Choice of the critics of a target."""
-        self.shifts = torch.Generator(device).manual_seed(derive_seed(seed, "shifts"))
-        """Shifts of images."""
-        self.made = 0
-        """Steps of the critics so far."""
         self.largest_return = 0.0
         """Largest return of a decision that was ever learned from, without its sign."""
 
@@ -315,8 +348,7 @@ class CriticLearner(ReplayLearner):
         settings, device = self.algorithm, self.device
         # Rewards are computed here: the replay holds what the simulator gave, and nothing that was derived from it.
         columns = {name: column.to(device, non_blocking=True) for name, column in minibatch.columns.items()}
-        if self._pixels:
-            columns |= self._shifted(columns, minibatch)
+        columns = self.with_shifts(columns, minibatch)
         executed = torch.arange(columns["rewards"].shape[1], device=columns["steps"].device) < columns["steps"][:, None]
         in_time = {name: columns[name][None] for name in OF_REWARDS if name in columns}
         rewards = rewards_by(self.reward, in_time | {"executed": executed[None]})[0]
@@ -343,15 +375,6 @@ class CriticLearner(ReplayLearner):
             labels=columns.get("labels"),
             labelled=columns.get("labelled"),
         )
-
-    def _shifted(self, columns: Columns, minibatch: Minibatch) -> Columns:
-        """Return the images of a minibatch and those that followed, shifted. Shifts are drawn for the whole minibatch,
-        so that they are the same for any number of ranks."""
-        pixels, found = self._pixels, {}
-        for name in ("images", "next_images"):
-            drawn = draw_shifts(minibatch.size, pixels, self.shifts)
-            found[name] = shifted(columns[name], drawn[minibatch.places.to(drawn.device)], pixels)
-        return found
 
     def features(self, columns: Columns, prefix: str = "", of: SoftPolicy | None = None) -> Tensor:
         """Return what the critics see of the observations at decisions, or with `next_` of those that followed; `of` is
@@ -382,22 +405,6 @@ class CriticLearner(ReplayLearner):
             "q_max": means.max() if any_here else means.new_tensor(-math.inf),
             "return_max": seen.returns.abs().max() if any_here else means.new_zeros(()),
         }
-
-    def _step(self, optimizer: Optimizer, losses: Tensor, minibatch: Minibatch) -> Tensor | None:
-        """Make an optimiser step by the mean of losses over the whole minibatch, of which these are this rank's;
-        returns this rank's part of the mean, or None if the step was not finite and left out."""
-        # Divided by the size over all ranks, whose gradients are added up: a step is the same for any number of ranks.
-        loss = losses.sum() / minibatch.size
-        optimizer.clear()
-        loss.backward()
-        self.engine.weights.sum_gradients(optimizer.parameters)
-        norm = optimizer.clip()
-        whole = self.ranks.sum(loss.detach())
-        if not self.engine.guard.allows(whole, norm, minibatch.columns, update=self.made + 1):
-            return None
-        optimizer.step()
-        self.engine.watch()
-        return loss.detach()
 
     def _means(self, history: list[Metrics]) -> dict[str, float]:
         """Return the metrics of an iteration: the same on all ranks."""

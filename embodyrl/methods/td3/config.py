@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Needs
 from embodyrl.config.schema import Config, setting
-from embodyrl.methods.replay.config import CriticizedAlgorithmConfig, CriticizedConfig
+from embodyrl.methods.replay.config import OfflineFirstAlgorithmConfig, OfflineFirstConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeterministicConfig(CriticizedConfig):
+class DeterministicConfig(OfflineFirstConfig):
     """Learning from what was collected before, too, with critics of the policy's most likely actions."""
 
     actor_every: int = setting(2, low=1)
@@ -27,42 +26,21 @@ class DeterministicConfig(CriticizedConfig):
     cloning: float | None = setting(None, above=0.0)
     """TD3+BC: weight of values beside the squared distance from demonstrated actions, in units of their mean (alpha;
     2.5 is usual). null: nothing is imitated."""
-    demonstrations: float = setting(0.5, low=0.0, high=1.0)
-    """Share of demonstrations (`data.path`) in every minibatch beside a replay."""
     offline_iterations: int = setting(0, low=0)
     """Iterations that learn from demonstrations alone, `data.steps` optimizer steps each; nothing is collected before
     they are over. As many as `run.iterations`: nothing ever is."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TD3Config(CriticizedAlgorithmConfig):
+class TD3Config(OfflineFirstAlgorithmConfig):
     """Twin delayed deep deterministic policy gradient."""
 
     off_policy: DeterministicConfig = field(default_factory=DeterministicConfig)
     """Learning from what was collected before, too."""
 
-    @property
-    def iterations_offline(self) -> int:
-        """See `ReplayAlgorithmConfig`."""
-        return self.off_policy.offline_iterations
-
-    @property
-    def unread_data(self) -> Sequence[str]:
-        """See `ReplayAlgorithmConfig`."""
-        return ("batch_size", "shift_pixels")
-
     def needs(self, config: Config) -> Needs:
         """See `AlgorithmConfig`. Rollouts take the most likely actions, to which the learner's hook adds noise."""
-        return replace(
-            super().needs(config),
-            rollouts=self.off_policy.offline_iterations < config.run.iterations,
-            transitions=config.data.path is not None,
-            most_likely=True,
-        )
-
-    def smallest(self) -> Mapping[str, Any]:
-        """See `AlgorithmConfig`."""
-        return {**super().smallest(), "algorithm.off_policy.offline_iterations": 0}
+        return replace(super().needs(config), most_likely=True)
 
     def check(self, config: Config) -> Iterator[ConfigIssue]:
         """See `AlgorithmConfig`; also that there is something to imitate where that is asked for."""

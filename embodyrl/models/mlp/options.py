@@ -66,8 +66,8 @@ class HeadConfig(ModelConfig):
     observation, clipped to the action range; for PPO and its relatives. squashed: Gaussians whose standard deviations
     do, squeezed into the action range by tanh; for algorithms that learn from a replay (sac), whose critics take the
     place of the value network. flow: no Gaussians, but a network of velocities that makes chunks of noise, whatever
-    their distribution; for qc and imitation. one_step: besides, a network that does it in one step, by which the policy
-    acts; for qc_fql and imitation."""
+    their distribution; for imitation, and for methods whose critics choose among chunks. one_step: besides, a network
+    that does it in one step, by which the policy acts; for imitation, and for methods whose critics teach it."""
     denoising_steps: int = setting(10, low=1, high=1000, only_with={"head": ("flow", "one_step")})
     """Steps from noise to a chunk."""
     log_std_init: float = setting(-0.5, low=-5.0, high=2.0)
