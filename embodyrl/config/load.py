@@ -242,15 +242,17 @@ def _finish(
         settings.exchange("model", model)
     faults += _apply(settings, others)
     apply_fix(settings, fix, composed.whole)
-    faults += expand_mix(settings, source.folders)
+    faults += (unmixed := expand_mix(settings, source.folders))
+    # What a simulator that was not found would have said is not missing besides.
+    incomplete = composed.incomplete | ({"env"} if unmixed else set())
     resolved = resolve_interpolations(settings, Config, may_read=doubts is None)
     if doubts is not None:
         texts = [f"{dotted(path)} = {text}" for path, text in resolved.environment.items()]
         _refuse(source, doubts, "read environment variables for", texts, "it")
     faults += resolved.faults
     environment = {path: (text, settings.get(path)) for path, text in resolved.environment.items()}
-    faults += check_settings(settings, Config, composed.whole, composed.incomplete, all_imported=not failed)
-    config, doubtful = build_draft(settings.data, {fault.path for fault in faults}, composed.incomplete)
+    faults += check_settings(settings, Config, composed.whole, incomplete, all_imported=not failed)
+    config, doubtful = build_draft(settings.data, {fault.path for fault in faults}, incomplete)
     from_hub = _in_cache(config, use)
     config = with_values(config, {path: str(each.folder) for path, each in from_hub.items()})
     faults += check_rules(config, composed, doubtful, use, also)

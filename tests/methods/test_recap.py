@@ -183,6 +183,7 @@ def test_a_resumed_learner_learns_the_same_bits() -> None:
 @pytest.mark.parametrize(
     ("settings", "fault"),
     [
+        (["model.indicator={better: so, worse: so}"], "are both 'so', so that a policy is told nothing"),
         (["model.indicator=null"], "tells the policy what is better, but model.indicator is null"),
         (["algorithm.off_policy.updates_per_step=2"], "is not read by algorithm 'recap'"),
         (["algorithm=nft", "data.path=null"], "would learn as if it had not"),

@@ -244,7 +244,14 @@ def _explores(config: Config, model: FlowConfig) -> Iterator[ConfigIssue]:
 
 
 def _is_told(config: Config, model: FlowConfig) -> Iterator[ConfigIssue]:
-    """Yield an issue if rollouts are guided by words, and a method would learn from what unguided ones choose."""
+    """Yield an issue if words say nothing, or if rollouts are guided by them, and a method would learn from what
+    unguided ones choose."""
+    if model.indicator is not None and model.indicator.better == model.indicator.worse:
+        yield ConfigIssue(
+            ("model.indicator.worse", "model.indicator.better"),
+            f"model.indicator.better and worse are both {model.indicator.better!r}, so that a policy is told nothing",
+            "choose other words for one of them",
+        )
     learns = config.algorithm.needs(config).learns
     guidance = 1.0 if model.indicator is None else model.indicator.guidance
     if guidance != 1.0 and learns in (Learns.likelihood, Learns.velocity):
