@@ -196,7 +196,10 @@ def test_the_command_records_images_and_supervised_learning_takes_them(tmp_path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gym_pendulum", *OUT, "--episodes", "1"], "has no scripted expert (those that have one: libero, metaworld)"),
+        (
+            ["gym_pendulum", *OUT, "--episodes", "1"],
+            "has no scripted expert (those that have one: libero, metaworld, robosuite)",
+        ),
         (["gym_pendulum", *OUT, "--episodes", "1", "--policy", "nowhere"], "nowhere does not exist"),
         (
             ["metaworld_reach", "--episodes", "1"],

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from embodyrl.envs import EpisodeSpec, Observation
 from embodyrl.envs.options import GymnasiumConfig
 
-CUBE, HAND, FINGER, OBJECTS = slice(0, 3), slice(10, 13), 17, 10
-"""Numbers of the state: place of the cube [m], of the hand [m], one finger's distance from the middle [m]; and how many
-are those of objects, before the robot's."""
+CUBE, TURN, HAND, FINGER, OBJECTS = slice(0, 3), 5, slice(10, 13), 17, 10
+"""Numbers of the state: place of the cube [m], the last two of its quaternion (z, w), place of the hand [m], one
+finger's distance from the middle [m]; and how many are those of objects, before the robot's."""
 NEAR, ABOVE, LIFTED = 0.01, 0.06, 0.15
 """How near the hand comes, how high above the cube it approaches, and how far it lifts [m]."""
-CLOSED = 0.034
-"""Largest distance of a finger from the middle when it holds the cube, at its corners; open ones stand at 0.04 [m]."""
+HALF, SLACK = 0.022, 0.001
+"""Half of the largest cube's edge, and how much farther from the middle a finger may be that holds it [m]."""
 GAIN = 10.0
 """Action per metre; 1 is a step of 5 cm."""
 OPEN, CLOSE = -1.0, 1.0
@@ -44,13 +44,19 @@ class LiftExpert:
         return dataclasses.replace(observation, proprio=observation.proprio[:, self._first :])
 
 
+def _half_width(state: NDArray[np.float64]) -> float:
+    """Return how far the cube reaches from its middle towards a finger, which depends on how it is turned [m]."""
+    turned = 2.0 * np.arctan2(state[TURN], state[TURN + 1])
+    return HALF * float(abs(np.cos(turned)) + abs(np.sin(turned)))
+
+
 def _action(state: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the action for a state: displacement of the hand, no rotation, fingers."""
     away = state[CUBE] - state[HAND]
     beside, goal, fingers = float(np.hypot(*away[:2])), away.copy(), OPEN
     if beside < 2.0 * NEAR and abs(away[2]) < 2.0 * NEAR:
         fingers = CLOSE
-        if state[FINGER] < CLOSED:  # it holds the cube, which comes along
+        if state[FINGER] < _half_width(state) + SLACK:  # it holds the cube, which comes along
             goal[2] = LIFTED
     elif beside > NEAR:
         goal[2] += ABOVE
