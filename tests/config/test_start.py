@@ -27,6 +27,7 @@ MISFITS = (
     "cannot be a predictor of progress",
     "learns from the velocities of a flow policy",
     "tells a flow policy in its prompt",
+    "needs a small flow policy",
 )
 """Why an algorithm that another environment or model can use does not fit, in the words of its rules."""
 
