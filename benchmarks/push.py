@@ -66,8 +66,8 @@ def alternate(disturbed: Path, calm: Path, into: Path) -> None:
             writer.add(episode)
 
 
-def one_seed(seed: int, work: Path) -> dict[str, Any]:
-    """Run all parts of a seed."""
+def one_seed(seed: int, work: Path, only: list[str]) -> dict[str, Any]:
+    """Run all parts of a seed, or only these."""
     five, disturbed, calm, half = work / "five", work / "disturbed", work / "calm", work / "half"
     cloning = work / "cloning.yaml"
     cloning.write_text(CLONING)
@@ -91,6 +91,7 @@ def one_seed(seed: int, work: Path) -> dict[str, Any]:
         "cloning_of_half": [str(cloning), f"data.path={half}"],
         "iql_of_half": ["push_iql", f"data.path={half}"],
     }
+    runs = {name: words for name, words in runs.items() if name in (only or runs)}
     for name, words in runs.items():
         once(work / name, seconds, "run", *words, *common, f"run.dir={work / name}")
     info = json.loads((five / "meta" / "info.json").read_text())
@@ -120,21 +121,21 @@ def report() -> None:
 
 def main() -> None:
     """Run all seeds, or print the tables."""
-    arguments = seeds_and_work(__doc__).parse_args()
+    parser = seeds_and_work(__doc__)
+    parser.add_argument("--only", nargs="*", default=[], help="runs whose rows are written anew; others stay")
+    arguments = parser.parse_args()
     if arguments.report:
         report()
         return
-    rows: list[dict[str, Any]] = []
     file = RESULTS / "push.json"
-    # Parts that are not made again keep their times.
-    before = {row["seed"]: row["seconds"] for row in json.loads(file.read_text())} if file.exists() else {}
+    rows = {row["seed"]: row for row in json.loads(file.read_text())} if file.exists() else {}
     for seed in arguments.seeds:
         folder = arguments.work / f"seed{seed}"
         folder.mkdir(parents=True, exist_ok=True)
-        rows.append(one_seed(seed, folder))
-        rows[-1]["seconds"] = before.get(seed, {}) | rows[-1]["seconds"]
-        file.write_text(json.dumps(rows, indent=1) + "\n")
-        print(json.dumps(rows[-1]), flush=True)
+        before, found = rows.get(seed, {"seconds": {}}), one_seed(seed, folder, arguments.only)
+        rows[seed] = before | found | {"seconds": before["seconds"] | found["seconds"]}
+        file.write_text(json.dumps([*rows.values()], indent=1) + "\n")
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -55,9 +55,17 @@ def timed(name: str, seconds: Seconds, *words: str) -> None:
 
 
 def once(folder: Path, seconds: Seconds, *words: str) -> None:
-    """Run the program unless what it makes in a folder is there; it goes on with what was interrupted."""
-    if not is_complete(folder):
-        timed(folder.name, seconds, *(["resume", str(folder)] if folder.exists() else words))
+    """Run the program unless what it makes in a folder is there; it goes on with what was interrupted.
+
+    The seconds are kept beside the folder, for parts that are not made again.
+    """
+    kept = folder.with_name(f"{folder.name}.seconds.json")
+    if is_complete(folder):
+        if kept.exists():
+            seconds[folder.name] = json.loads(kept.read_text())
+        return
+    timed(folder.name, seconds, *(["resume", str(folder)] if folder.exists() else words))
+    kept.write_text(json.dumps(seconds[folder.name]))
 
 
 def is_complete(folder: Path) -> bool:

@@ -382,13 +382,13 @@ def evaluate(
         chosen = held_out_episodes(settings)
         if video is None:
             result = play_in(manager, engine, settings, chosen)
-            _say(progress, result.line())
         else:
             recorded = chosen[: settings.tracking.video.episodes or RECORDED_EPISODES]
             with VideoRecorder(manager, video, recorded) as recorder:
                 result = play_in(manager, engine, settings, chosen, video=recorder)
-                _say(progress, result.line())
             _say(progress, f"recorded the first {recorder.count}: {video}")
+        for line in result.lines():
+            _say(progress, line)
         if result.doubt is not None:
             _say(progress, f"warning: {result.doubt}")
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from embodyrl.config.infos import simulator_info
@@ -71,6 +71,8 @@ class WorkerSpec:
     """Its number among the workers of its role, from 0."""
     slots: range = range(0)
     """The simulator slots it serves, as numbered in the whole run."""
+    source: str = ""
+    """Name of its simulator in a mix; empty: there is one."""
     blocks: range = range(0)
     """The blocks that it decides for, see `rollout.blocks`."""
     machine: str = ""
@@ -91,8 +93,9 @@ class WorkerSpec:
 
     @property
     def title(self) -> str:
-        """Its name on its machine: `env worker 1`."""
-        return f"{_TITLES.get(self.role, f'{self.role} worker')} {self.rank}"
+        """Its name on its machine: `env worker 1`, of a mix with its simulator."""
+        of_source = f" ({self.source})" if self.source else ""
+        return f"{_TITLES.get(self.role, f'{self.role} worker')} {self.rank}{of_source}"
 
     @property
     def label(self) -> str:
@@ -142,7 +145,11 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
         UserError: the slots cannot be divided evenly among that many workers.
     """
     if config.sources[0].name:
-        return [spec for source in config.sources for spec in plan_env_workers(source.env, machine, near)]
+        return [
+            replace(spec, source=source.name)
+            for source in config.sources
+            for spec in plan_env_workers(source.env, machine, near)
+        ]
     entry = SIMULATORS.entry(config.name)
     own_gpus = machine.gpus if simulator_info(config.name).fills_gpu(config) else None
     count = _count_workers(config.num_envs, config.workers, machine.cores if own_gpus is None else len(own_gpus))

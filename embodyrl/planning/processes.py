@@ -103,7 +103,7 @@ def _on_machine(name: str, layout: Plan) -> dict[str, Any]:
         "machine": name,
         "roles": "; ".join(roles),
         "gpus": format_ids({gpu.index for spec in specs for gpu in spec.gpus}),
-        "envs": format_ids([slot for spec in specs if spec.role == "env" for slot in spec.slots]),
+        "envs": format_ids({slot for spec in specs if spec.role == "env" for slot in spec.slots}),
         "processes": len(specs),
     }
 

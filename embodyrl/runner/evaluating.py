@@ -70,7 +70,7 @@ class Evaluations:
             name: value for name, value in metrics.items() if name.startswith("eval/")
         }
         self._keep_episodes(result)
-        for line in (result.line(), *result.source_lines()):
+        for line in result.lines():
             self.message(line)
         self._warn_of_success(result)
         metrics |= self._beside_baseline(result)

@@ -156,16 +156,20 @@ class Evaluation:
             return "-"
         return "{:.2f} [{:.2f}, {:.2f}]".format(self.success_once, *self.interval)
 
+    def lines(self) -> Iterator[str]:
+        """Yield a line for people, and of a mix one for each simulator."""
+        yield self.line()
+        yield from self._source_lines()
+
     def line(self) -> str:
-        """Return one line for people."""
+        """Return the line for people that is about all episodes."""
         sampled = " with sampled actions" if self.sampled else ""
         return (
             f"evaluation  {counted(self.episodes, 'episode')}{sampled}  success {self.success_text}  "
             f"return {self.mean_return:.2f}  length {self.mean_length:.0f}  ({self.seconds:.1f} s)"
         )
 
-    def source_lines(self) -> Iterator[str]:
-        """Yield a line for people for each simulator of a mix."""
+    def _source_lines(self) -> Iterator[str]:
         sources = by_source(self.records)
         width = max(map(len, sources), default=0)
         for source, own in sources.items():

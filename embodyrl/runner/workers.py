@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from embodyrl.config import LoadedConfig
 from embodyrl.envs import SimulatorSpec
-from embodyrl.methods.learner import learner_class
 from embodyrl.placement.launcher import Request
 from embodyrl.placement.transport.lending import MemoryServer, RemoteFolder, RemoteMemory, copy_folder
 from embodyrl.rollout.interventions import expert_of, shown_to_policy
@@ -117,6 +116,7 @@ class RolloutWorker:
             weights: folder of the saved one at the first rank.
             lent: the same for other machines.
         """
+        from embodyrl.methods.learner import learner_class
         from embodyrl.runner.share import LocalEnvs
 
         is_apart = lent is not None and not self.address.is_beside_first

@@ -13,7 +13,7 @@ import pytest
 from embodyrl.algorithms.asked import Gives, VLMRewardConfig
 from embodyrl.chat import ChatError
 from embodyrl.errors import RewardError, UserError
-from embodyrl.rollout.asking import Film, smaller, value_of
+from embodyrl.rollout.asking import EpisodeImages, smaller, value_of
 from embodyrl.rollout.inquiries import ANSWERS, Answer, Inquiries, Kept, NoAnswerError, Spent
 
 
@@ -159,13 +159,13 @@ def test_what_an_answer_says(text: str, gives: str, value: float | None) -> None
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 8])
-def test_a_film_has_beginning_and_end_and_is_evenly_spread(frames: int) -> None:
+def test_images_of_an_episode_have_beginning_and_end_and_is_evenly_spread(frames: int) -> None:
     for length in range(1, 70):
-        film = Film(frames)
+        images = EpisodeImages(frames)
         for number in range(length):
-            film.add(np.full((1, 1, 1, 3), number, np.uint8))
-            assert len(film._kept) <= 2 * frames
-        shown = [int(image.flat[0]) for image in film.end(np.full((1, 1, 1, 3), length, np.uint8))]
+            images.add(np.full((1, 1, 1, 3), number, np.uint8))
+            assert len(images._kept) <= 2 * frames
+        shown = [int(image.flat[0]) for image in images.end(np.full((1, 1, 1, 3), length, np.uint8))]
         assert shown[-1] == length and len(shown) == min(frames, length + 1)
         assert shown == sorted(set(shown)) and (frames == 1 or shown[0] == 0)
         if len(shown) == frames > 2:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from small_runs import SMALL, Runs, assert_same_run, kill_in, resumed
 
+import embodyrl
 from embodyrl.config import load_config
 from embodyrl.runs.record import read_run
 from embodyrl.tracking.report.compare import by_source
@@ -21,6 +22,12 @@ env:
 seed: 1
 run: {name: mixed}
 """
+SAC = [
+    "rollout.blocks=2",
+    *("algorithm=sac", "model.head=squashed", "algorithm.off_policy.batch_size=32"),
+    *("algorithm.off_policy.replay.start_after=40", "algorithm.off_policy.replay.capacity=400"),
+    "algorithm.off_policy.critics.hidden_sizes=[16]",
+]
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +51,21 @@ def test_each_simulator_has_metrics_and_a_place_in_the_report(runs: Runs, tmp_pa
     assert "<h2>Simulators</h2>" in page and "moon/Pendulum-v1" in page
 
 
+def test_an_evaluation_says_how_each_simulator_went(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    embodyrl.evaluate(runs().path, progress=True)
+    said = capsys.readouterr().out
+    assert "evaluation  5 episodes" in said and "\n  earth  3 episodes" in said and "\n  moon   2 episodes" in said
+
+
 def test_the_number_of_processes_changes_nothing(runs: Runs, tmp_path: Path) -> None:
     assert_same_run(runs(), runs.fresh(tmp_path / "one", "env.workers=1"), 6)
+
+
+@pytest.mark.slow
+def test_a_replay_has_what_workers_play_in_each_simulator(runs: Runs, tmp_path: Path) -> None:
+    """Two workers, which are interpreters that import torch."""
+    replayed = Runs(tmp_path, runs.config, [*(each for each in SMALL if "algorithm." not in each), *SAC])
+    assert_same_run(replayed(), replayed("placement.rollout.workers=2"), 6)
 
 
 @pytest.mark.faults
