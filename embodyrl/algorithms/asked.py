@@ -60,6 +60,19 @@ class AskedRewardConfig(RewardConfig):
         """Budget of the run, see `rollout.inquiries.Spent`; None: no limit."""
         return {"calls": self.max_calls}
 
+    def fault_of(self, metrics: Mapping[str, float]) -> str | None:
+        """See `RewardConfig`: the answers contradict the simulator too often."""
+        share, episodes = metrics.get("env/disagreement", 0.0), metrics.get("env/episodes", 0.0)
+        few = episodes < self.disagreement_episodes
+        if few or self.max_disagreement is None or share <= self.max_disagreement:
+            return None
+        return (
+            f"the answers about {share:.0%} of the {episodes:.0f} episodes of this iteration are not what the "
+            f"simulator says of them, more than algorithm.reward.max_disagreement = {self.max_disagreement:g} "
+            "allows: see what was said in the run's folder answers, and change algorithm.reward.rubric, frames or "
+            "model, or the limit"
+        )
+
 
 RUBRIC = (
     "You see images of a robot in a simulator, in the order of time, from the beginning of an attempt to its end. "

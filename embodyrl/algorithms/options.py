@@ -147,6 +147,11 @@ class ClassifierRewardConfig(JudgedRewardConfig):
     with this reward once. Evaluations end where the simulator says so, and so do rollouts besides:
     `env.end_at_success=false` leaves it to the classifier."""
 
+    @property
+    def judged_ends(self) -> bool:
+        """See `RewardConfig`."""
+        return self.ends_episodes
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressRewardConfig(JudgedRewardConfig):

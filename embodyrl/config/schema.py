@@ -585,6 +585,15 @@ class RewardConfig:
     name: str = setting("dense", registry="REWARDS")
     """Reward; `embodyrl list algorithms` shows them."""
 
+    @property
+    def judged_ends(self) -> bool | None:
+        """Whether an episode ends where this reward judges it solved; None: it judges nothing."""
+        return None
+
+    def fault_of(self, metrics: Mapping[str, float]) -> str | None:
+        """Return why an iteration with these metrics must not be learned from; None: nothing speaks against it."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class FilterConfig:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodyrl.algorithms.asked import AskedRewardConfig
 from embodyrl.algorithms.columns import executed_actions
 from embodyrl.algorithms.rewards import disagreement
 from embodyrl.errors import RewardError, UserError
@@ -101,19 +100,11 @@ def _answer_metrics(rollouts: list[Rollout], *, known: bool) -> dict[str, float]
 
 
 def require_agreement(iteration: Iteration) -> None:
-    """Raise `RewardError` if those who are asked for rewards contradict the simulator more often than
-    `algorithm.reward.max_disagreement`, in an iteration with enough episodes."""
-    settings, metrics = iteration.config.algorithm.parts().get("reward"), iteration.metrics
-    if not isinstance(settings, AskedRewardConfig) or settings.max_disagreement is None:
-        return
-    share, episodes = metrics.get("env/disagreement", 0.0), metrics.get("env/episodes", 0.0)
-    if episodes >= settings.disagreement_episodes and share > settings.max_disagreement:
-        raise RewardError(
-            f"the answers about {share:.0%} of the {episodes:.0f} episodes of this iteration are not what the "
-            f"simulator says of them, more than algorithm.reward.max_disagreement = {settings.max_disagreement:g} "
-            "allows: see what was said in the run's folder answers, and change algorithm.reward.rubric, frames or "
-            "model, or the limit"
-        )
+    """Raise `RewardError` if an iteration's rewards must not be learned from; see `RewardConfig.fault_of`."""
+    reward = iteration.config.algorithm.parts().get("reward")
+    fault = None if reward is None else reward.fault_of(iteration.metrics)
+    if fault is not None:
+        raise RewardError(fault)
 
 
 def batch_of(iteration: Iteration) -> TrajectoryBatch:

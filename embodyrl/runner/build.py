@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from embodyrl.algorithms.options import ClassifierRewardConfig
 from embodyrl.config import LoadedConfig, to_plain
 from embodyrl.config.build import flat
 from embodyrl.config.rules import can_learn
@@ -295,7 +294,7 @@ def open_transitions(config: Config, demonstrations: Demonstrations, manager: Of
     if not config.algorithm.needs(config).transitions:
         return None
     reward, tasks = config.algorithm.parts().get("reward"), list(dict.fromkeys(manager.spec.tasks.values()))
-    judge_ends = reward.ends_episodes if isinstance(reward, ClassifierRewardConfig) else None
+    judge_ends = None if reward is None else reward.judged_ends
     return Transitions(demonstrations.store, tasks, judge_ends=judge_ends)
 
 
