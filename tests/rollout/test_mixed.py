@@ -123,7 +123,7 @@ def test_a_state_goes_on_in_another_mix_and_after_an_evaluation() -> None:
     assert metrics["eval/episodes/often"] == 6.0
     total = sum(metrics[f"eval/success_once/{name}"] * metrics[f"eval/episodes/{name}"] for name in ("often", "seldom"))
     assert total == pytest.approx(metrics["eval/success_once"] * 9)
-    assert [line.split()[0] for line in result.source_lines()] == ["often", "seldom"]
+    assert [line.split()[0] for line in [*result.lines()][1:]] == ["often", "seldom"]
 
 
 def test_shares_are_those_of_episodes_and_a_group_stays_in_one_simulator() -> None:
