@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -99,19 +98,21 @@ def environments() -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_environment_of_images_suits_every_model_that_reads_them() -> None:
+def test_environments_of_images_suit_models_that_read_them() -> None:
     wrong: list[str] = []
     shown = [env for env in environments() if group_settings("env", env).get("cameras")]
     draw = random.Random(0)  # of algorithms, none of which looks at both
-    for env, model in product(shown, ["cnn", *PRETRAINED]):
-        wrong += check({"env": env, "model": model, "algorithm": draw.choice(["ppo", "grpo", "sft"])})
+    for env in shown:  # with a third of the models each, so that all models see many
+        for model in draw.sample(["cnn", *PRETRAINED], 4):
+            wrong += check({"env": env, "model": model, "algorithm": draw.choice(["ppo", "grpo", "sft"])})
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.slow
-def test_every_environment_of_states_suits_every_algorithm_of_states() -> None:
+def test_environments_of_states_suit_algorithms_of_states() -> None:
     wrong: list[str] = []
-    for env, algorithm in product(environments(), ["ppo", "grpo", "reinforce_pp", "sac", "sft", "iql", "rlpd"]):
+    draw, algorithms = random.Random(0), ["ppo", "grpo", "reinforce_pp", "sac", "sft", "iql", "rlpd", "qc"]
+    for env, algorithm in ((env, each) for env in environments() for each in draw.sample(algorithms, 3)):
         choices = {"env": env, "model": "mlp", "algorithm": algorithm}
         reason = whats_wrong(choices)
         if reason is None:
