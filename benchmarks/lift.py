@@ -1,7 +1,7 @@
 """Learn robosuite Lift from twenty demonstrations and 12,800 steps that are rewarded for success alone.
 
-For every seed: demonstrations, and QC, QC-FQL and RLPD that begin with them; RLPD with the settings of push_rlpd, but for
-when the critics begin to teach, since there are fewer steps. What QC has after its offline iterations is what imitation
+For every seed: demonstrations, and QC, QC-FQL and RLPD that begin with them; RLPD with the settings of push_rlpd, but
+for when critics begin to teach, since there are fewer steps. What QC has after its offline iterations is what imitation
 alone gives. Evaluations are of 100 start states that none of them showed. Runs that are in the folder already are not
 made again.
 
