@@ -123,11 +123,9 @@ def draw(run: RunRecord, width: int) -> Group:
     notes = [line for line in run.log if line[TIMED:].startswith(WORTH_SEEING)]
     parts += [Text(fold(f"  {line[11:19]}   {line[TIMED:]}", width), "yellow") for line in notes[-SHOWN_NOTES:]]
     if newest := run.training[-SHOWN_ROWS:]:
-        columns = (FIRST, *columns_for(newest[-1]), LAST[0])
         filled = [{key: value for key, value in row.items() if value is not None} for row in newest]
-        cells = [
-            cells_of(row, columns) | {ITERATION: str(row["iteration"]), SPLIT: split_of_time(row)} for row in filled
-        ]
+        columns = (FIRST, *columns_for(set().union(*filled)), LAST[0])
+        cells = [cells_of(row) | {ITERATION: str(row["iteration"]), SPLIT: split_of_time(row)} for row in filled]
         parts += [Text(""), table(cells, columns, width)]
     # The path is not folded, so that it can be copied whole, with its spaces, too.
     return Group(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -24,6 +24,7 @@ LIVE_ROWS = 12
 SHOWN_PHASES = (Phase.simulate, Phase.render, Phase.infer, Phase.train)
 ITERATION, SPLIT, ETA = "iteration", "phases", "eta"
 """Keys of the columns that are no metrics."""
+NO_NUMBER = "-"
 GAP = "  "
 """Between two columns."""
 
@@ -36,6 +37,8 @@ class Column:
     key: str
     width: int
     format: str = ""
+    beside: str | None = None
+    """Metric of the runs whose column it is; None: of all that have its own."""
 
 
 SUCCESS = "env/success_recent"
@@ -43,44 +46,34 @@ ROLLOUTS = (
     Column(title="env steps", key="env/total_steps", width=10, format=",.0f"),
     Column(title="return", key="env/return_recent", width=9, format=".2f"),
     Column(title="success", key=SUCCESS, width=7, format=".2f"),
+)
+"""Columns from the first rollout on; `return` and `success` are means over the newest training episodes."""
+LEARNING = (
+    Column(title="replay", key="replay/fill", width=6, format=".0%"),
+    Column(title="expert", key="env/interventions", width=6, format=".0%"),
+    Column(title="updates", key="train/updates", width=8, format=",.0f"),
+    Column(title="Q", key="train/q", width=7, format=".2f"),
+    Column(title="weight", key="train/weight", width=7, format=".2f"),
+    Column(title="loss", key="train/actor_loss", width=8, format=".4f", beside="train/weight"),
+    Column(title="loss", key="train/flow_loss", width=8, format=".4f"),
+    Column(title="loss", key="train/loss", width=8, format=".4f"),
+    Column(title="alpha", key="train/temperature", width=7, format=".4f"),
+    Column(title="entropy", key="train/entropy", width=7, format=".2f", beside="train/temperature"),
     Column(title="kl", key="train/approx_kl", width=7, format=".4f"),
     Column(title="clip", key="train/clip_fraction", width=5, format=".2f"),
     Column(title="expl.var", key="train/explained_variance", width=8, format=".2f"),
-    Column(title="steps/s", key="time/env_steps_per_s", width=7, format=",.0f"),
 )
-"""Columns of a run with rollouts; `return` and `success` are means over the newest training episodes."""
-REPLAY = (
-    *ROLLOUTS[:3],
-    Column(title="replay", key="replay/fill", width=6, format=".0%"),
-    Column(title="updates", key="train/updates", width=8, format=",.0f"),
-    Column(title="Q", key="train/q", width=7, format=".2f"),
-    Column(title="alpha", key="train/temperature", width=7, format=".4f"),
-    Column(title="entropy", key="train/entropy", width=7, format=".2f"),
-    ROLLOUTS[-1],
-)
-"""Columns of a run that learns from a replay."""
-OF_THE_NEWEST = "return, success: means over the newest 100 training episodes, or all of this rollout if these are more"
-"""What a table of a run with rollouts begins with."""
-EXPERT = Column(title="expert", key="env/interventions", width=6, format=".0%")
-"""Share of the decisions that an expert has taken over."""
-CORRECTED = (*REPLAY[:4], EXPERT, *REPLAY[4:])
-"""Columns of a run that learns from a replay, with an expert beside the policy."""
-DEMONSTRATIONS = (
-    Column(title="loss", key="train/loss", width=8, format=".4f"),
+"""Columns from the first number on; `expert` is the share of the decisions that an expert has taken over, `weight` the
+mean of what actions weigh in imitation."""
+SPEED = Column(title="steps/s", key="time/env_steps_per_s", width=7, format=",.0f")
+"""Of rollouts."""
+WITHOUT_ROLLOUTS = (
     Column(title="grad norm", key="train/grad_norm", width=9, format=".3f"),
     Column(title="learning rate", key="train/learning_rate", width=13, format=".2e"),
 )
-"""Columns of a run that only learns from demonstrations."""
-IMITATION = (*REPLAY[:4], EXPERT, REPLAY[4], DEMONSTRATIONS[0], ROLLOUTS[-1])
-"""Columns of a run that imitates an expert beside the policy."""
-WEIGHED = (
-    *REPLAY[:6],
-    Column(title="weight", key="train/weight", width=7, format=".2f"),
-    Column(title="loss", key="train/actor_loss", width=8, format=".4f"),
-    ROLLOUTS[-1],
-)
-"""Columns of a run that imitates what is worth most: `weight` is the mean of what actions weigh."""
-
+"""Further columns of a run that learns from demonstrations alone."""
+OF_THE_NEWEST = "return, success: means over the newest 100 training episodes, or all of this rollout if these are more"
+"""What a table of a run with rollouts begins with."""
 
 FIRST = Column(title="iter", key=ITERATION, width=5)
 LAST = (
@@ -89,8 +82,8 @@ LAST = (
 )
 DROPPED = (
     *(SPLIT, "train/explained_variance", "train/entropy", "train/temperature", "replay/fill", "train/updates"),
-    *("train/clip_fraction", "train/learning_rate", "train/grad_norm", EXPERT.key, "train/q", "train/weight"),
-    *("train/approx_kl", "time/env_steps_per_s", "env/total_steps", ETA),
+    *("train/clip_fraction", "train/learning_rate", "train/grad_norm", "env/interventions", "train/q", "train/weight"),
+    *("train/approx_kl", SPEED.key, "env/total_steps", ETA),
 )
 """Columns that a narrow terminal does without, the first one first; all others are always shown."""
 
@@ -110,7 +103,10 @@ class ConsoleSink:
         self._last_line = float("-inf")
         self._lines = 0
         self._rows: deque[dict[str, str]] = deque(maxlen=LIVE_ROWS)
-        self._columns: tuple[Column, ...] = ()
+        self._metrics: set[str] = set()
+        """Names of all that were logged."""
+        self._header: list[str] = []
+        """Titles over the newest plain lines."""
         self._closing = ExitStack()
         if self._console.is_terminal:
             live = Live(get_renderable=self.view, console=self._console, refresh_per_second=4, transient=False)
@@ -123,11 +119,11 @@ class ConsoleSink:
         """Show one iteration."""
         if "time/iteration" not in metrics:  # the evaluation before training
             return
-        if not self._columns and "env/steps" in metrics:
+        if not self._metrics and "env/steps" in metrics:
             self.message(OF_THE_NEWEST)
-        self._columns = (FIRST, *columns_for(metrics), *source_columns(metrics), *LAST)
+        self._metrics |= metrics.keys()
         self._training_s += metrics["time/iteration"]
-        cells = cells_of(metrics, self._columns) | {
+        cells = cells_of(metrics) | {
             ITERATION: str(iteration),
             SPLIT: split_of_time(metrics),
             ETA: duration(self._remaining(iteration)),
@@ -152,11 +148,18 @@ class ConsoleSink:
         per_iteration = self._training_s / (iteration - self._context.start_iteration)
         return per_iteration * (self._context.iterations - iteration)
 
+    @property
+    def _columns(self) -> tuple[Column, ...]:
+        """Those of what was logged so far: a run may begin without rollouts, or without a finished episode."""
+        return (FIRST, *columns_for(self._metrics), *LAST)
+
     def _plain_line(self, cells: Mapping[str, str]) -> None:
-        widths = [column.width for column in self._columns]
-        if self._lines % PLAIN_HEADER_EVERY == 0:
-            self.message(_line([column.title for column in self._columns], widths))
-        self.message(_line([cells[column.key] for column in self._columns], widths))
+        columns = self._columns
+        widths, titles = [column.width for column in columns], [column.title for column in columns]
+        if self._lines % PLAIN_HEADER_EVERY == 0 or titles != self._header:
+            self.message(_line(titles, widths))
+            self._header = titles
+        self.message(_line([cells.get(column.key, NO_NUMBER) for column in columns], widths))
         self._last_line = time.monotonic()
         self._lines += 1
 
@@ -170,14 +173,14 @@ def table(rows: Sequence[Mapping[str, str]], columns: Sequence[Column], width: i
     """Return rows as a table for a terminal: columns are left out until no number has to be cut.
 
     Args:
-        rows: text by key, see `cells_of`.
+        rows: text by key, see `cells_of`; `-` stands where a key is missing.
         columns: of the run, in their order.
         width: of the terminal.
     """
     shown = fitting(rows, columns, width)
     widths = [_width(rows, column) for column in shown]
     titles = _line([column.title for column in shown], widths)
-    lines = [_line([row[column.key] for column in shown], widths) for row in rows]
+    lines = [_line([row.get(column.key, NO_NUMBER) for column in shown], widths) for row in rows]
     # Not a Table of rich, which cuts what is too wide, or lays it out in two lines.
     return Text.assemble((titles, "bold"), *("\n" + line for line in lines), no_wrap=True, overflow="ignore")
 
@@ -198,32 +201,31 @@ def _needed(rows: Sequence[Mapping[str, str]], columns: Sequence[Column]) -> int
 
 
 def _width(rows: Sequence[Mapping[str, str]], column: Column) -> int:
-    return max(column.width, *(len(row[column.key]) for row in rows), 0)
+    return max(column.width, *(len(row.get(column.key, NO_NUMBER)) for row in rows), 0)
 
 
-def cells_of(metrics: Mapping[str, float], columns: Sequence[Column]) -> dict[str, str]:
-    """Return the metrics of an iteration as text, by key; `-` for those that it lacks or that are no numbers."""
-    return {
-        column.key: format(metrics[column.key], column.format) if column.key in metrics else "-" for column in columns
-    }
+def cells_of(metrics: Mapping[str, float]) -> dict[str, str]:
+    """Return the metrics of an iteration that have a column as text, by key."""
+    columns = (*ROLLOUTS, *source_columns(metrics), *LEARNING, SPEED, *WITHOUT_ROLLOUTS)
+    return {column.key: format(metrics[column.key], column.format) for column in columns if column.key in metrics}
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return GAP.join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
 
 
-def columns_for(metrics: Mapping[str, float]) -> tuple[Column, ...]:
-    """Return the columns for a run with such metrics."""
-    if "train/value_loss" in metrics and "train/updates" in metrics:
-        return WEIGHED
-    if "train/updates" in metrics and "train/temperature" not in metrics:
-        return IMITATION
-    if "replay/fill" in metrics:
-        return CORRECTED if EXPERT.key in metrics else REPLAY
-    return ROLLOUTS if "env/steps" in metrics else DEMONSTRATIONS
+def columns_for(metrics: Set[str]) -> tuple[Column, ...]:
+    """Return the columns for a run with metrics of these names."""
+    own = [
+        column for column in LEARNING if column.key in metrics and (column.beside is None or column.beside in metrics)
+    ]
+    if "env/steps" in metrics:
+        return (*ROLLOUTS, *source_columns(metrics), *own, SPEED)
+    is_alone = "replay/fill" not in metrics
+    return (*own, *(column for column in WITHOUT_ROLLOUTS if is_alone and column.key in metrics))
 
 
-def source_columns(metrics: Mapping[str, float]) -> list[Column]:
+def source_columns(metrics: Iterable[str]) -> list[Column]:
     """Return a column with the success of each simulator of a mix, under its name."""
     names = [name.removeprefix(f"{SUCCESS}/") for name in metrics if name.startswith(f"{SUCCESS}/")]
     return [

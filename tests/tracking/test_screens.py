@@ -83,6 +83,31 @@ def test_a_table_begins_with_what_return_and_success_are_means_of() -> None:
     assert paper.getvalue().count("newest") == 1
 
 
+def test_a_run_may_get_columns_on_its_way() -> None:
+    """It begins offline; then a rollout ends no episode, and later one of a mix ends some."""
+    offline = {"time/iteration": 1.0, "replay/fill": 0.0, "train/updates": 15.0, "train/q": 0.25}
+    first = offline | {"env/steps": 64.0, "env/total_steps": 64.0, "replay/fill": 0.5, "time/env_steps_per_s": 900.0}
+    ended = first | {"env/return_recent": -7.5, "env/success_recent": 0.5, "env/success_recent/moon": 0.25}
+    for width in (60, 100, 160):
+        terminal = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+        paper = Console(file=io.StringIO(), width=width, color_system=None)
+        context = SinkContext(run_dir=SCREENS, iterations=3, start_iteration=0)
+        sinks = [ConsoleSink(context, terminal), ConsoleSink(context, paper)]
+        for number, row in enumerate((offline, first, ended), start=1):
+            for sink in sinks:
+                sink._last_line = -math.inf  # as if the iteration had taken seconds
+                sink.log(number, row)
+                sink.close()
+            drawn = Console(file=io.StringIO(), width=width, color_system=None)
+            drawn.print(sinks[0].view())
+        lines = drawn.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert "moon" in lines[0] and lines[1].split()[:3] == ["1", "-", "-"] and "0.25" in lines[3]
+        plain = paper.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        headers = [line.split() for line in plain if line.startswith(" iter")]
+        assert len(headers) == 3 and "success" not in headers[0] and "moon" not in headers[1] and "moon" in headers[2]
+        assert len({len(line) for line in plain[-2:]}) == 1
+
+
 def test_no_number_is_cut_however_long_it_is() -> None:
     row = rows_of("ppo")[-1] | {"env/return_recent": -123456789.12, "train/approx_kl": 12345.6789}
     terminal = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
