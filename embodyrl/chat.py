@@ -64,6 +64,8 @@ def why_no_server(url: str) -> str | None:
         named = False
     if not named:
         return "want http://host:port/v1 or https://host/v1, in front of /chat/completions"
+    if parts.path.rstrip("/").endswith("/chat/completions"):
+        return "leave out /chat/completions, which is added to the address"
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         return "it is written into files, so that it may hold no password and no query: a key is read from a variable"
     return None
@@ -143,7 +145,9 @@ class ChatServer:
         except (OSError, http.client.HTTPException, ValueError) as error:
             # Never the error itself, in whose text or frames a header could be.
             reason = without_key(f"{type(error).__name__}: {error}", key)
-            raise ChatError(f"{self.url} cannot be asked ({reason})", passes=True) from None
+            raise ChatError(
+                f"{self.url} cannot be asked ({reason}); start the server, or write its right address", passes=True
+            ) from None
         said = without_key(raw.decode("utf-8", "replace"), key)
         if status != 200:
             raise self._refused(status, wait_s, said)
@@ -209,6 +213,8 @@ class ChatServer:
         what = f"{self.url} answers with status {status}"
         if 300 <= status < 400:
             what += " (another address, which is not followed)"
+        elif status == 404:
+            what += " (it has no such model, or no /chat/completions below this address, which mostly ends in /v1)"
         elif status in (401, 403):
             which = "a key" if self.key_variable is None else f"another key than that of {self.key_variable}"
             what += f" (it wants {which})"

@@ -138,6 +138,7 @@ def test_a_key_goes_nowhere_else_and_is_in_no_message(monkeypatch: pytest.Monkey
         *(("http://localhost:8000/v1", True), ("https://host/v1", True), ("http://[::1]:8000/v1", True)),
         *(("localhost:8000", False), ("ftp://host", False), ("http://", False), ("http://host:x", False)),
         *(("http://me:secret@host/v1", False), ("http://host/v1?key=3", False), ("http://[::1", False)),
+        ("http://localhost:8000/v1/chat/completions", False),
     ],
 )
 def test_addresses(url: str, is_one: bool) -> None:

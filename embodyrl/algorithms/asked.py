@@ -11,6 +11,7 @@ from pathlib import Path
 from embodyrl.chat import VARIABLE, is_readable_on_the_way, why_no_server
 from embodyrl.config.issues import ConfigIssue, NeededToLearn
 from embodyrl.config.schema import Config, PlacementBackend, RewardConfig, setting
+from embodyrl.config.values import show
 from embodyrl.errors import did_you_mean, listed
 
 HERE = "algorithm.reward"
@@ -35,24 +36,24 @@ class AskedRewardConfig(RewardConfig):
     """Cameras of env.cameras whose images are shown. []: all of them."""
     pixels: int = setting(512, low=16, high=4096)
     """Longest side of an image that is shown; larger ones are made smaller [pixels]."""
-    concurrency: int = setting(8, low=1, high=256)
+    concurrency: int = setting(8, low=1, high=256, resumable=True)
     """Questions of a process that are under way at the same time."""
-    deadline_s: float = setting(60.0, low=0.1, high=3600.0)
+    deadline_s: float = setting(60.0, low=0.1, high=3600.0, resumable=True)
     """Seconds within which an answer must be there [s]."""
-    retries: int = setting(5, low=0, high=100)
+    retries: int = setting(5, low=0, high=100, resumable=True)
     """Further attempts for a question without an answer: nobody there, too slow, too busy, no answer in what is said.
     After them the run ends: an answer is never made up."""
-    backoff_s: float = setting(1.0, low=0.0, high=60.0)
+    backoff_s: float = setting(1.0, low=0.0, high=60.0, resumable=True)
     """Pause before the second attempt, twice as long before each further one; longer if the server asks for it [s]."""
-    max_calls: int | None = setting(None, low=1)
+    max_calls: int | None = setting(None, low=1, resumable=True)
     """Most attempts in the whole run, resumed or not; null: any number. Several processes have equal shares."""
-    answers_from: str | None = setting(None)
+    answers_from: str | None = setting(None, resumable=True)
     """Run whose answers are taken where the questions are the same, so that it can be repeated without asking; null:
     only this run's own."""
-    max_disagreement: float | None = setting(None, low=0.0, high=1.0)
+    max_disagreement: float | None = setting(None, low=0.0, high=1.0, resumable=True)
     """End the run if answers (0.5 or more: solved) contradict the simulator's success in a larger share of an
     iteration's episodes; null: only show it, as env/disagreement."""
-    disagreement_episodes: int = setting(32, low=1, only_with={"algorithm.reward.max_disagreement": ()})
+    disagreement_episodes: int = setting(32, low=1, only_with={"algorithm.reward.max_disagreement": ()}, resumable=True)
     """Fewest episodes of an iteration for which that is decided."""
 
     @property
@@ -69,8 +70,8 @@ class AskedRewardConfig(RewardConfig):
         return (
             f"the answers about {share:.0%} of the {episodes:.0f} episodes of this iteration are not what the "
             f"simulator says of them, more than algorithm.reward.max_disagreement = {self.max_disagreement:g} "
-            "allows: see what was said in the run's folder answers, and change algorithm.reward.rubric, frames or "
-            "model, or the limit"
+            "allows: see what was said in the run's folder answers, and start a new run with another "
+            "algorithm.reward.rubric, frames or model; with a higher limit this one can continue"
         )
 
 
@@ -85,11 +86,11 @@ class VLMRewardConfig(AskedRewardConfig):
     """A vision-language model is asked that a server holds which speaks OpenAI's chat completions: vLLM, Ollama, a
     cloud."""
 
-    url: str | None = setting(None)
+    url: str | None = setting(None, resumable=True)
     """Where the server is: http://localhost:8000/v1, https://host/v1."""
     model: str | None = setting(None)
     """Name of the model there."""
-    key_variable: str | None = setting(None)
+    key_variable: str | None = setting(None, resumable=True)
     """Environment variable with the key of the server, as in OPENAI_API_KEY; the key itself is in no file. null: it
     wants none."""
     gives: Gives = setting(Gives.success)
@@ -100,13 +101,13 @@ class VLMRewardConfig(AskedRewardConfig):
     """Of the model; null: it is not sent."""
     max_answer_tokens: int | None = setting(300, low=1)
     """Most tokens of an answer (max_tokens); null: it is not sent, as some models want."""
-    max_tokens: int | None = setting(None, low=1)
+    max_tokens: int | None = setting(None, low=1, resumable=True)
     """Most tokens of questions and answers in the whole run, as the server counts them; null: any number."""
-    max_cost: float | None = setting(None, above=0.0)
+    max_cost: float | None = setting(None, above=0.0, resumable=True)
     """Most money for the whole run, in the unit of the prices; null: any."""
-    price_in: float = setting(0.0, low=0.0)
+    price_in: float = setting(0.0, low=0.0, resumable=True)
     """Price of a million tokens of questions."""
-    price_out: float = setting(0.0, low=0.0)
+    price_out: float = setting(0.0, low=0.0, resumable=True)
     """Price of a million tokens of answers."""
 
     @property
@@ -129,7 +130,7 @@ def check_vlm(config: Config) -> Iterator[ConfigIssue]:
     elif (reason := why_no_server(settings.url)) is not None:
         yield ConfigIssue(where, f"{where} is no address of a server of chat completions", reason)
     if not settings.model:
-        yield ConfigIssue(f"{HERE}.model", f"{HERE}.model is {settings.model!r}", "name the server's model")
+        yield ConfigIssue(f"{HERE}.model", f"{HERE}.model is {show(settings.model)}", "name the server's model")
     name, where = settings.key_variable, f"{HERE}.key_variable"
     if name is not None and VARIABLE.fullmatch(name) is None:
         # What stands there may be the key.
@@ -155,7 +156,9 @@ def check_asked(config: Config, settings: AskedRewardConfig) -> Iterator[ConfigI
     env, what = config.env, f"algorithm.reward {settings.name!r}"
     if not env.cameras:
         yield ConfigIssue(
-            (f"{HERE}.name", "env.cameras"), f"{what} shows images of episodes, and there are none", "name some cameras"
+            (f"{HERE}.name", "env.cameras"),
+            f"{what} shows images of episodes, and there are none",
+            "name cameras in env.cameras, or take a simulator that has some",
         )
     for number, camera in enumerate(settings.cameras):
         if env.cameras and camera not in env.cameras:

@@ -63,6 +63,11 @@ class Setting:
         return typing.get_origin(self.kinds[0]) is dict
 
     @property
+    def is_resumable(self) -> bool:
+        """True if it may change when a run continues."""
+        return bool(self.field.metadata.get("resumable"))
+
+    @property
     def registry(self) -> Registry[Any] | None:
         """Registry whose names are legal here, or None."""
         name = self.field.metadata.get("registry")
@@ -236,6 +241,12 @@ def find_setting(root: type, data: Any, path: KeyPath) -> tuple[Setting | None, 
         section = setting.section
         data = data.get(key) if isinstance(data, dict) else None
     return setting, False
+
+
+def is_resumable(root: type, data: Any, path: KeyPath) -> bool:
+    """Return whether the setting at `path` may change when a run continues; see `schema.setting`."""
+    found, _ = find_setting(root, data, path)
+    return found is not None and found.is_resumable
 
 
 def all_paths(root: type, data: Any, path: KeyPath = ()) -> Iterator[KeyPath]:

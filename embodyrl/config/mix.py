@@ -219,7 +219,7 @@ def sources_fit_together(config: Config) -> Iterator[ConfigIssue]:
     for index, other in enumerate(others, start=1):
         before, now = known_layout(first.env), known_layout(other.env)
         for what, value in now.items():
-            if None not in (value, before[what]) and value != before[what]:
+            if None not in (value, before.get(what)) and value != before[what]:
                 name = what if what in LAYOUT else "env"
                 where: KeyPath = ("env", MIX, index, *(("simulator", what) if what in LAYOUT else ("env",)))
                 said = f"{what} is {show(before[what])} in {first.name} and {show(value)} in {other.name}"

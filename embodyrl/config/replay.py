@@ -26,7 +26,7 @@ class ReplayConfig:
     capacity: int = setting(200_000, low=1)
     """Decisions that are kept; the oldest make room for new ones. The last observation of an episode that the time
     limit cut off takes the place of one."""
-    memory_mib: int = setting(2048, low=1)
+    memory_mib: int = setting(2048, low=1, resumable=True)
     """Largest replay that is held in memory [MiB]. A larger one lies in an unnamed file in the run's folder."""
     start_after: int = setting(1000, low=1)
     """Decisions of all envs together before learning from them begins (learning_starts in SB3). Their actions are

@@ -43,6 +43,7 @@ def setting(
     alone: bool = False,
     of_tasks: OfTasks | None = None,
     only_with: Mapping[str, tuple[str, ...]] | None = None,
+    resumable: bool = False,
 ) -> Any:
     """Return a dataclass field with its legal values.
 
@@ -63,6 +64,7 @@ def setting(
             file wrote for other tasks. None: the value does not depend on tasks.
         only_with: other settings, by name in this section or by full name, with the values that let this one do
             something; (): any but null, 0, false and []. With others only its default is legal.
+        resumable: whether it may change when a run continues, because it does not change what is learned.
     """
     metadata = {name: value for name, value in locals().items() if name != "default"}
     if isinstance(default, list | dict):
@@ -388,10 +390,10 @@ class EnvConfig:
     the simulator's own."""
     num_envs: int = setting(8, low=1)
     """Parallel envs (B)."""
-    workers: int | str = setting("auto", low=1, words=("auto",))
+    workers: int | str = setting("auto", low=1, words=("auto",), resumable=True)
     """Simulator processes; num_envs must be a multiple. auto: the largest divisor of num_envs up to the number of
     usable cores."""
-    numa: Numa = setting(Numa.auto)
+    numa: Numa = setting(Numa.auto, resumable=True)
     """auto: each simulator process is bound to the CPUs and the memory of one NUMA node; the node of the policy's GPU
     is filled first. off: no binding."""
     start_method: StartMethod = setting(StartMethod.auto)
@@ -421,9 +423,9 @@ class EnvConfig:
     on_worker_death: OnWorkerDeath = setting(OnWorkerDeath.fail)
     """fail: a simulator process that dies or hangs ends the run. restart: the process is replaced; its current
     episodes become invalid and new ones begin."""
-    max_restarts: int = setting(5, low=1)
+    max_restarts: int = setting(5, low=1, resumable=True)
     """restart: most replacements of simulator processes in a run, failed starts included; one more ends the run."""
-    offload: bool = setting(False)
+    offload: bool = setting(False, resumable=True)
     """End the simulator processes during the update to free their memory, and restore them bit for bit."""
     perturb: TrainingPerturbations | None = setting(None)
     """Perturbations of training episodes, as in `{camera: 2, light: [1, 3], share: 0.5}`. null: none."""
@@ -863,16 +865,16 @@ class EngineConfig:
     """Number format of forward passes in rollouts and updates; log-probs, losses and values are always float32. auto:
     bfloat16 where the weights are held in it (`model.dtype`), and for large models on a GPU that supports it; else
     float32."""
-    micro_batch_size: int | None = setting(None, low=1)
+    micro_batch_size: int | None = setting(None, low=1, resumable=True)
     """Chunks (in supervised learning: samples) in one forward and backward pass of the update. Gradients accumulate
     over a minibatch, which gives the same steps in less memory. null: a whole minibatch."""
-    gradient_checkpointing: bool | str = setting("auto", words=("auto",))
+    gradient_checkpointing: bool | str = setting("auto", words=("auto",), resumable=True)
     """Keep only the inputs of a large model's layers for the backward pass and recompute the rest: much less memory for
     a third more computation, with the same gradients. auto: only where the update would not fit into memory otherwise,
     by the estimate of `embodyrl plan`."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Train adapters instead of weights."""
-    offload: Offload = setting(Offload.none)
+    offload: Offload = setting(Offload.none, resumable=True)
     """State that leaves the device while it is not needed, and is restored bit for bit: from a GPU to pinned memory,
     from the CPU to an unnamed file in the run's folder. optimizer: the optimizer state, outside updates. all: also the
     reference policy (`algorithm.kl_coef`), except while it scores a batch; with `lora` it has no weights of its own,
@@ -880,7 +882,7 @@ class EngineConfig:
     deterministic: bool = setting(False)
     """Let torch use only deterministic algorithms, which costs speed on a GPU, and raise an error where there is none.
     On the CPU runs repeat exactly without it."""
-    cuda_graphs: bool = setting(True)
+    cuda_graphs: bool = setting(True, resumable=True)
     """On a GPU, record the policy's decision for each number of slots as a CUDA graph in every rollout, and replay it:
     the same numbers in one launch instead of thousands. Models that cannot be recorded, and sharded ones, act as
     before."""

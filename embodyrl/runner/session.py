@@ -14,8 +14,10 @@ from typing import Any
 import psutil
 
 from embodyrl.config import LoadedConfig
-from embodyrl.config.build import differences
+from embodyrl.config.build import differences, to_plain
+from embodyrl.config.fields import all_paths, is_resumable
 from embodyrl.config.infos import MOST_EPISODE_STEPS
+from embodyrl.config.issues import dotted
 from embodyrl.config.plugins import KEY_PLACE, can_sign, code_of_its_own, where_from
 from embodyrl.config.rules import fact, replay_of
 from embodyrl.config.schema import Config, Device, OnLoss, PlacementBackend, Precision, RolloutMode
@@ -53,20 +55,9 @@ from embodyrl.runs.record import RunRecord, sorted_evaluations
 from embodyrl.screen import counted, say
 from embodyrl.version import __version__
 
-RESUMABLE = (
-    *("run.", "tracking.", "env.workers", "env.numa", "env.offload", "env.max_restarts"),
-    *(
-        "engine.offload",
-        "engine.micro_batch_size",
-        "algorithm.off_policy.replay.memory_mib",
-        "engine.gradient_checkpointing",
-        "engine.cuda_graphs",
-        "engine.parallel.",
-        "placement.",
-    ),
-)
-"""Settings that may change on resume, because they do not change what is learned (micro-batches: except by rounding).
-A dot at the end stands for the whole section."""
+RESUMABLE = ("run.", "tracking.", "engine.parallel.", "placement.")
+"""Sections that may change on resume, because they do not change what is learned. Single settings say so themselves
+(`resumable` of `config.schema.setting`; micro-batches: except by rounding)."""
 FIXED = ("run.name", "run.dir")
 """Settings of those sections that may not change."""
 SHOWN_RATES = 5
@@ -332,17 +323,20 @@ def refuse_another_run(saved: Config, wanted: Config) -> None:
     Raises:
         ChangeError: some that make it a different run have changed; names them.
     """
+    plain = to_plain(wanted)
+    single = [dotted(path) for path in all_paths(Config, plain) if is_resumable(Config, plain, path)]
     changed = {
         key: values
         for key, values in differences(saved, wanted).items()
-        if key in FIXED or not key.startswith(RESUMABLE)
+        if key in FIXED or not (key.startswith(RESUMABLE) or key in single)
     }
     if changed:
         texts = [f"{key} = {now!r} (it was {before!r})" for key, (before, now) in changed.items()]
         back = [f"{key} back to {before!r}" for key, (before, _) in changed.items()]
+        free = [*(key.rstrip(".") for key in RESUMABLE), *single]
         raise ChangeError(
             f"{', '.join(texts)} cannot change when a run continues: set {', '.join(back)}, or start a new run (only "
-            f"{', '.join(key.rstrip('.') for key in RESUMABLE)} may change)"
+            f"{', '.join(free)} may change)"
         )
 
 

@@ -49,6 +49,8 @@ ROLLOUTS = (
 )
 """Columns from the first rollout on; `return` and `success` are means over the newest training episodes."""
 LEARNING = (
+    Column(title="answer", key="env/answer", width=6, format=".2f"),
+    Column(title="differs", key="env/disagreement", width=7, format=".0%"),
     Column(title="replay", key="replay/fill", width=6, format=".0%"),
     Column(title="expert", key="env/interventions", width=6, format=".0%"),
     Column(title="updates", key="train/updates", width=8, format=",.0f"),
@@ -63,7 +65,8 @@ LEARNING = (
     Column(title="clip", key="train/clip_fraction", width=5, format=".2f"),
     Column(title="expl.var", key="train/explained_variance", width=8, format=".2f"),
 )
-"""Columns from the first number on; `expert` is the share of the decisions that an expert has taken over, `weight` the
+"""Columns from the first number on; `answer` is the mean of what was answered about episodes whose reward was asked for,
+`differs` the share of those of which the simulator says otherwise, `expert` the share of the decisions that an expert has taken over, `weight` the
 mean of what actions weigh in imitation."""
 SPEED = Column(title="steps/s", key="time/env_steps_per_s", width=7, format=",.0f")
 """Of rollouts."""

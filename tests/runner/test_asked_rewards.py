@@ -18,6 +18,7 @@ from embodyrl.cli import train
 from embodyrl.config import ConfigError, load_config
 from embodyrl.errors import RewardError
 from embodyrl.runner.checkpoint import find_and_tell
+from embodyrl.runner.session import ChangeError
 
 CONFIG = """
 defaults: [model: cnn, algorithm: grpo, _self_]
@@ -164,11 +165,15 @@ def test_what_is_not_answered_ends_the_run_with_a_checkpoint(
         assert resumed(path).merged().keys() == {1, 2, 3, 4}
 
 
-def test_nobody_there_and_a_budget_end_a_run(tmp_path: Path) -> None:
+def test_nobody_there_and_a_budget_end_a_run_which_a_larger_budget_continues(tmp_path: Path) -> None:
     with standing_in(honest) as stand:
         runs = runs_with(tmp_path, stand)
-        with pytest.raises(RewardError, match="max_calls = 2 for the whole run"):
-            runs.fresh(tmp_path / "budget", "algorithm.reward.max_calls=2")
+        with pytest.raises(RewardError, match="max_calls = 10 for the whole run"):
+            runs.fresh(tmp_path / "budget", "algorithm.reward.max_calls=10")
+        more = ["algorithm.reward.max_calls=1000", f"algorithm.reward.url={stand.url}"]
+        assert resumed(tmp_path / "budget", *more).merged().keys() == {1, 2, 3, 4}
+    with pytest.raises(ChangeError, match="rubric = 'Other'.*cannot change"):
+        resumed(tmp_path / "budget", "algorithm.reward.rubric=Other", "run.iterations=5")
     with pytest.raises(RewardError, match="cannot be asked"):
         runs.fresh(tmp_path / "nobody")
 
@@ -230,7 +235,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refuse:
         (["algorithm.reward.url=null"], "algorithm.reward.url is null - name a server"),
         (["algorithm.reward.url=localhost:8000"], "algorithm.reward.url is no address"),
         (["algorithm.reward.url=https://me:pass@host/v1"], "it may hold no password"),
-        (["algorithm.reward.model=null"], "algorithm.reward.model is None - name the server's model"),
+        (["algorithm.reward.model=null"], "algorithm.reward.model is null - name the server's model"),
         (["algorithm.reward.key_variable=JUDGE_KEY"], "environment variable JUDGE_KEY is not set - set it to the key"),
         (["env.cameras=[]", "model.state=true"], "shows images of episodes, and there are none"),
         (["algorithm.reward.cameras=[tpo]"], "names 'tpo', which env.cameras does not - did you mean 'top'?"),
