@@ -322,3 +322,11 @@ def _checked(found: type[Info], method: Any, kind: str, expected: Answer | None 
         return answer
 
     return ask
+
+
+def repeated_for(env: EnvConfig, wanted: float, frequency: float) -> int | None:
+    """Return the value of `action_repeat` with which a simulator takes `wanted` actions per second, in place of
+    `frequency`; None if there is none."""
+    steps = frequency * getattr(env, "action_repeat", 0)
+    repeat = round(steps / wanted)
+    return repeat if repeat and round(steps / repeat) == round(wanted) else None

@@ -10,8 +10,8 @@ from typing import Any
 from embodyrl.config.build import plain_value
 from embodyrl.config.compose import Settings, nearest_option
 from embodyrl.config.fields import defaults_below
-from embodyrl.config.files import find_config, list_options, read_document, readable_path
-from embodyrl.config.infos import SimulatorInfo, simulator_info
+from embodyrl.config.files import Origin, find_config, list_options, read_document, readable_path
+from embodyrl.config.infos import SimulatorInfo, repeated_for, simulator_info
 from embodyrl.config.issues import COMMAND_LINE, ConfigIssue, KeyPath, dotted
 from embodyrl.config.rules import RULES, SIMULATOR_RULES, rule
 from embodyrl.config.schema import Config, EnvConfig, EnvSource, Schedule, setting
@@ -26,8 +26,10 @@ PROCESSES = (
 """Settings of `env` that are those of the run, whatever the file of a source says."""
 SHARED = ("cameras", "image_size", "frames", "max_episode_steps", "start_states", "perturb")
 """Settings of `env` that hold for every source if they are written there."""
+FREQUENCY = "control steps per second"
 LAYOUT = ("cameras", "image_size", "frames")
 """Settings that all sources must have in common."""
+AS_IN = "[{env: libero/spatial, share: 0.7}, {env: libero_pro/spatial_swap, share: 0.3}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +77,12 @@ def expand_mix(settings: Settings, folders: tuple[Path, ...]) -> list[ConfigIssu
     `env` with what follows from its entries; returns what is wrong with that. What an entry itself says wins, and over
     it what the command line says for all of them. An entry of a saved config is complete and reads no file."""
     env, path = settings.get(("env",)), ("env", MIX)
-    if not isinstance(env, dict) or not isinstance(env.get(MIX), list):
+    if not isinstance(env, dict) or MIX not in env:
         return []
     place = settings.origins[path]
+    if (fault := _not_listed(env[MIX], path, place)) is not None:
+        settings.take(("env",))
+        return [fault]
     if env.setdefault("name", MIX) != MIX:
         settings.take(path)  # the rest is checked as a config with one simulator
         message = f"env.mix lists simulators, and env.name = {show(env['name'])} is another one"
@@ -92,6 +97,21 @@ def expand_mix(settings: Settings, folders: tuple[Path, ...]) -> list[ConfigIssu
         if name not in env:
             settings.put(("env", name), value, place)
     return issues
+
+
+def _not_listed(mix: Any, path: KeyPath, place: Origin) -> ConfigIssue | None:
+    """Return what is wrong with something that is no list of sections."""
+    if mix is None or mix == []:
+        return ConfigIssue((path,), "env.mix is empty", f"name simulators, as in {AS_IN}", place.value)
+    if not isinstance(mix, list):
+        message = f"env.mix = {show(mix)} is no list of simulators"
+        return ConfigIssue((path,), message, f"write all of them, as in {AS_IN}", place.value)
+    for index, entry in enumerate(mix):
+        if not isinstance(entry, dict):
+            hint = f"write {{env: {entry}, share: 1}}" if isinstance(entry, str) else f"write sections, as in {AS_IN}"
+            where = (*path, index)
+            return ConfigIssue((where,), f"{dotted(where)} = {show(entry)} is no section", hint, place.value)
+    return None
 
 
 def _complete(
@@ -165,8 +185,6 @@ def mix_is_told_apart(config: Config) -> Iterator[ConfigIssue]:
     env = config.env
     if not isinstance(env, MixConfig):
         return
-    if not env.mix:
-        yield ConfigIssue("env.mix", "env.mix is empty", "name a simulator, as in [{env: libero/spatial, share: 1}]")
     titles = [each.title for each in env.mix]
     for index, title in enumerate(titles):
         if title in titles[:index]:
@@ -197,11 +215,11 @@ def sources_are_sound(config: Config) -> Iterator[ConfigIssue]:
         alone = replace(config, env=source.env, eval=replace(config.eval, perturb=None))
         for check in (each for each in RULES if each.__name__ in SIMULATOR_RULES):
             for issue in check(alone):
-                yield _moved(issue, index, source)
+                yield moved(issue, index, source)
 
 
-def _moved(issue: ConfigIssue, index: int, source: EnvSource) -> ConfigIssue:
-    """Return an issue of a source with the settings where they are in the mix."""
+def moved(issue: ConfigIssue, index: int, source: EnvSource) -> ConfigIssue:
+    """Return an issue of the source of this number with the settings where they are in the mix."""
     inside: KeyPath = ("env", MIX, index, "simulator")
     where = tuple(
         (*inside, *path[1:]) if path[:1] == ("env",) and path[1:2] and path[1] not in PROCESSES else path
@@ -224,8 +242,15 @@ def sources_fit_together(config: Config) -> Iterator[ConfigIssue]:
                 where: KeyPath = ("env", MIX, index, *(("simulator", what) if what in LAYOUT else ("env",)))
                 said = f"{what} is {show(before[what])} in {first.name} and {show(value)} in {other.name}"
                 message = f"{first.name} and {other.name} cannot be mixed: {said}"
-                hint = f"write env.{name} for both" if what in LAYOUT else "mix simulators whose policies fit both"
+                hint = f"write env.{name} for both" if what in LAYOUT else _as_often(what, value, before[what], other)
                 yield ConfigIssue((where,), message, hint)
+
+
+def _as_often(what: str, value: Any, wanted: Any, source: EnvSource) -> str:
+    """Return what helps where two simulators differ in something else than cameras."""
+    repeat = repeated_for(source.env, wanted, value) if what == FREQUENCY else None
+    hint = "mix simulators whose policies fit both"
+    return hint if repeat is None else f"write `simulator: {{action_repeat: {repeat}}}` for {source.name}, or {hint}"
 
 
 def known_layout(env: EnvConfig) -> dict[str, Any]:
@@ -239,5 +264,5 @@ def known_layout(env: EnvConfig) -> dict[str, Any]:
         "whether actions are choices": info.discrete(env),
         "the size of the state": info.state_dim(env),
         "the environment's part of the state": None if state is None else list(state),
-        "control steps per second": info.control_frequency(env),
+        FREQUENCY: info.control_frequency(env),
     }

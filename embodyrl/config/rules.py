@@ -12,8 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.compose import Composed
+from embodyrl.config.files import Origin
 from embodyrl.config.infos import MOST_EPISODE_STEPS, InfoError, model_info, simulator_info
-from embodyrl.config.issues import COMMAND_LINE, LEAVE_OUT, ConfigIssue, KeyPath, Location, NeededToLearn, dotted
+from embodyrl.config.issues import (
+    COMMAND_LINE,
+    LEAVE_OUT,
+    ConfigIssue,
+    KeyPath,
+    Location,
+    NeededToLearn,
+    dotted,
+)
 from embodyrl.config.needs import Learns, Needs
 from embodyrl.config.schema import (
     BROUGHT,
@@ -166,13 +175,18 @@ def _overlap(path: KeyPath, bad: KeyPath) -> bool:
     return bool(bad) and (path[: len(bad)] == bad or bad[: len(path)] == path)
 
 
+def nearest(origins: Mapping[KeyPath, Origin], path: KeyPath) -> Origin | None:
+    """Return where a setting is, or the nearest section around it; None: in no file."""
+    return next((origins[path[:depth]] for depth in range(len(path), 0, -1) if path[:depth] in origins), None)
+
+
 def _place(composed: Composed, paths: list[KeyPath]) -> tuple[KeyPath, Location]:
     """Return the location to report: the command line, else the user's file, there the first setting it has.
 
     For a setting from a group file, that is the entry of the defaults list that chose the group.
     """
     origins = composed.settings.origins
-    written = [(path, origins[path].value) for path in paths if path in origins]
+    written = [(path, place.value) for path in paths if (place := nearest(origins, path)) is not None]
     written += [(path, composed.entries[place.file]) for path, place in written if place.file in composed.entries]
     for wanted in (COMMAND_LINE, composed.files[0]):
         for path, location in written:

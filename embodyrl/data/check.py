@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from embodyrl.config.infos import simulator_info
+from embodyrl.config.infos import repeated_for, simulator_info
 from embodyrl.config.issues import ConfigIssue, MissingDependency
 from embodyrl.config.rules import (
     action_dim,
@@ -169,7 +169,7 @@ def check_for_critics(config: Config) -> Iterator[ConfigIssue]:
     yield from _sizes(config, spec, ("actions", "states"))
     frequency = simulator_info(config.env.name).control_frequency(config.env)
     if frequency is not None and max(1, round(spec.fps)) != max(1, round(frequency)):
-        fitting = _action_repeat(config, spec.fps, frequency)
+        fitting = repeated_for(config.env, spec.fps, frequency)
         yield ConfigIssue(
             ("data.path", "env.action_repeat" if hasattr(config.env, "action_repeat") else "env.name"),
             f"the demonstrations in {path} have {spec.fps:g} actions per second, the simulator {frequency:g}: an "
@@ -233,13 +233,6 @@ def _shown_elsewhere(config: Config) -> _Shown | None:
     simulator = robot if robot is not None and robot in SIMULATORS else env.name
     tasks = {description: task for task, description in described_tasks(simulator).items()}
     return _Shown(simulator, {description: tasks.get(description) for description in shown})
-
-
-def _action_repeat(config: Config, fps: float, frequency: float) -> int | None:
-    """Return the value of env.action_repeat with which the simulator has so many actions per second."""
-    steps = frequency * getattr(config.env, "action_repeat", 0)
-    repeat = round(steps / fps)
-    return repeat if repeat and round(steps / repeat) == round(fps) else None
 
 
 def _not_finite(config: Config) -> dict[str, list[int]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from embodyrl.config.infos import SimulatorInfo, simulator_info
 from embodyrl.config.issues import ConfigIssue
-from embodyrl.config.mix import MixConfig
+from embodyrl.config.mix import MixConfig, moved
 from embodyrl.config.rules import described_tasks
 from embodyrl.config.schema import Config, EnvConfig
 
@@ -67,8 +67,9 @@ class MixInfo(SimulatorInfo[MixConfig]):
 
     def check_here(self, config: Config) -> Iterator[ConfigIssue]:
         """See `SimulatorInfo`."""
-        for source in config.env.sources:
-            yield from _info(source.env, installed=True).check_here(replace(config, env=source.env))
+        for index, source in enumerate(config.env.sources):
+            for issue in _info(source.env, installed=True).check_here(replace(config, env=source.env)):
+                yield moved(issue, index, source)
 
 
 def _info(env: EnvConfig, *, installed: bool = False) -> SimulatorInfo[Any]:

@@ -65,9 +65,9 @@ LEARNING = (
     Column(title="clip", key="train/clip_fraction", width=5, format=".2f"),
     Column(title="expl.var", key="train/explained_variance", width=8, format=".2f"),
 )
-"""Columns from the first number on; `answer` is the mean of what was answered about episodes whose reward was asked for,
-`differs` the share of those of which the simulator says otherwise, `expert` the share of the decisions that an expert has taken over, `weight` the
-mean of what actions weigh in imitation."""
+"""Columns from the first number on: `answer` is the mean of what was answered about episodes whose reward was asked
+for, `differs` the share of those of which the simulator says otherwise, `expert` the share of the decisions that an
+expert has taken over, `weight` the mean of what actions weigh in imitation."""
 SPEED = Column(title="steps/s", key="time/env_steps_per_s", width=7, format=",.0f")
 """Of rollouts."""
 WITHOUT_ROLLOUTS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,23 @@ def test_a_whole_config_loads_as_itself(tmp_path: Path) -> None:
         ([ONE], "name: gymnasium", "is another one"),
         ([ONE], "tasks: [Pendulum-v1]", "are not the tasks of env.mix"),
         ([ONE, "{env: gym/cartpole, share: 1}"], "", "gym/pendulum and gym/cartpole cannot be mixed"),
+        (["gym/pendulum"], "", 'env.mix[0] = "gym/pendulum" is no section - write {env: gym/pendulum, share: 1}'),
+        ([], "", "env.mix is empty"),
+        (
+            ["{env: gym/pendulum, share: 1}", "{env: gym/pendulum_rgb, share: 1}"],
+            "",
+            "cameras is [] in gym/pendulum and",
+        ),
+        (
+            ["{env: gym/pendulum_rgb, share: 1}", "{env: gym/pendulum, share: 1}"],
+            "",
+            "in gym/pendulum_rgb and [] in gym/pendulum",
+        ),
+        (
+            ["{env: metaworld/reach, share: 1}", "{env: metaworld/push, share: 1}"],
+            "",
+            "write `simulator: {action_repeat: 1}` for metaworld/push, or",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_place(
@@ -68,6 +86,15 @@ def test_what_cannot_be_is_refused_with_its_place(
         load_config(config(tmp_path, entries, further))
     assert wanted in str(refused.value)
     assert all(f"{fault.location}".startswith(str(tmp_path)) or fault.location for fault in refused.value.faults)
+
+
+def test_a_map_in_place_of_the_list_is_one_fault(tmp_path: Path) -> None:
+    path = config(tmp_path, [ONE])
+    (tmp_path / "map.yaml").write_text(re.sub(r"mix:\n.*\n", "mix: {gym/pendulum: 1}\n", path.read_text()))
+    for file, overrides in ((tmp_path / "map.yaml", []), (path, ["env.mix.0.share=0.5"])):
+        with pytest.raises(ConfigError, match=r"env\.mix = .* is no list of simulators - write all of them") as refused:
+            load_config(file, overrides)
+        assert len(refused.value.faults) == 1
 
 
 def test_a_mix_beside_a_choice_of_the_defaults_list_is_refused(tmp_path: Path) -> None:

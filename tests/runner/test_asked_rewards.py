@@ -172,7 +172,7 @@ def test_nobody_there_and_a_budget_end_a_run_which_a_larger_budget_continues(tmp
             runs.fresh(tmp_path / "budget", "algorithm.reward.max_calls=10")
         more = ["algorithm.reward.max_calls=1000", f"algorithm.reward.url={stand.url}"]
         assert resumed(tmp_path / "budget", *more).merged().keys() == {1, 2, 3, 4}
-    with pytest.raises(ChangeError, match="rubric = 'Other'.*cannot change"):
+    with pytest.raises(ChangeError, match=r"rubric = 'Other'.*cannot change"):
         resumed(tmp_path / "budget", "algorithm.reward.rubric=Other", "run.iterations=5")
     with pytest.raises(RewardError, match="cannot be asked"):
         runs.fresh(tmp_path / "nobody")

@@ -8,7 +8,8 @@ import pytest
 from small_runs import SMALL, Runs, assert_same_run, kill_in, resumed
 
 import embodyrl
-from embodyrl.config import load_config
+from embodyrl.config import ConfigError, ConfigUse, load_config
+from embodyrl.runner.start_rules import start_rules
 from embodyrl.runs.record import read_run
 from embodyrl.tracking.report.compare import by_source
 from embodyrl.tracking.report.page import page_of
@@ -78,3 +79,10 @@ def test_the_config_of_a_run_is_whole_without_the_files_of_its_simulators(runs: 
     saved = load_config(runs().path / "config.yaml", trust=True).config
     again = load_config(runs.config, [*SMALL, f"run.dir={saved.run.dir}"]).config
     assert saved == again and [source.env.max_episode_steps for source in saved.env.sources] == [40, 40]
+
+
+def test_what_a_simulator_of_a_mix_does_not_take_is_found_where_it_is_written(runs: Runs) -> None:
+    wrong = Path(runs.config).with_name("wrong.yaml")
+    wrong.write_text(MIXED.replace("g: 1.62", "gg: 1.62"))
+    with pytest.raises(ConfigError, match=r"wrong\.yaml:6:74: moon: 'Pendulum-v1' takes no argument 'gg'"):
+        load_config(wrong, use=ConfigUse.check, also=[start_rules])
