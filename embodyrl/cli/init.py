@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,11 @@ QUESTIONS = {
     "model": "Which model learns them?",
     "algorithm": "How does it learn?",
 }
-PLAIN = {"env": ["metaworld/reach", "gym/pendulum"], "model": ["mlp", "cnn"], "algorithm": ["ppo", "sft"]}
+PLAIN = {
+    "env": ["metaworld/reach", "gym/pendulum", "metaworld/reach_rgb"],
+    "model": ["mlp", "cnn"],
+    "algorithm": ["ppo", "sft"],
+}
 """What is proposed where no shipped experiment says otherwise, if it is installed and fits."""
 REGISTRIES: Mapping[str, Registry[Any]] = {"env": SIMULATORS, "model": SupportedModel, "algorithm": ALGORITHMS}
 
@@ -90,6 +94,10 @@ def choose(given: Mapping[str, str | None], *, agreed: bool) -> dict[str, str]:
         CommandLineError: something given is not possible, or stdin is no terminal.
     """
     asks = sys.stdin.isatty() and not agreed
+    if agreed and given["algorithm"] is not None:  # which not every model fits that would be proposed without it
+        fitting = next((each for each in _around(given, {}) if whats_wrong(each) is None), None)
+        if fitting is not None:
+            return fitting
     left = [f"--{group}" for group in GROUPS if given[group] is None]
     choices: dict[str, str] = {}
     for group in GROUPS:
@@ -98,6 +106,22 @@ def choose(given: Mapping[str, str | None], *, agreed: bool) -> dict[str, str]:
             raise CommandLineError(f"stdin is no terminal: give {', '.join(left)}, or --yes for what is proposed")
         choices[group] = _asked(group, choices, asks=asks) if wanted is None else _checked(group, wanted, choices)
     return choices
+
+
+def _around(given: Mapping[str, str | None], choices: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield what can be proposed around the options that are given, best first; not all of it fits each other."""
+    if len(choices) == len(GROUPS):
+        yield dict(choices)
+        return
+    group = GROUPS[len(choices)]
+    wanted, known = given[group], list_options(group)
+    if wanted is not None:
+        options = [wanted] if wanted in known else []
+    else:
+        options = [*dict.fromkeys([*proposals(group, choices), *(known if group == "model" else [])])]
+    for option in options:
+        if _lacks(group, option) is None:
+            yield from _around(given, {**choices, group: option})
 
 
 def _asked(group: str, choices: Mapping[str, str], *, asks: bool) -> str:

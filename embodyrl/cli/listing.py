@@ -59,7 +59,11 @@ def show(what: str | None, which: str | None = None) -> None:
     parts = {plural(registry.kind): (registry,) for registries in SECTIONS.values() for registry in registries}
     sections, known = parts | SECTIONS, [*SECTIONS, CONFIGS, PROTOCOLS, TASKS]
     if what is not None and what not in {*known, *sections}:
-        hint = did_you_mean(what, [*known, *sections], lead=" - ")
+        hint = (
+            f" - did you mean {CONFIGS!r}?"
+            if what == "experiments"
+            else did_you_mean(what, [*known, *sections], lead=" - ")
+        )
         raise CommandLineError(f"cannot list {what!r}{hint} (one of {', '.join(known)})")
     if which is not None and what != TASKS:
         raise CommandLineError(f"only tasks are listed of something: `embodyrl list {TASKS} {which}`")

@@ -158,10 +158,10 @@ class _Checker:
             return (
                 f"remove it, or choose {' or '.join(map(repr, owners))}: {dotted(here)} {chosen!r} has no such option"
             )
-        section = self.chooses(here)
-        if section is not None and not is_close and (owners := owners_of(section, key)):
-            chosen = chosen_name(section, self.settings.get(here))
-            return f"remove it: {here[-1]} {chosen!r} has no such setting (it is one of {', '.join(owners)})"
+        section = self.chooses(here[:1])
+        if section is not None and not is_close and (owners := owners_of(section, *map(str, here[1:]), key)):
+            chosen = chosen_name(section, self.settings.get(here[:1]))
+            return f"remove it: {here[0]} {chosen!r} has no such setting (it is one of {', '.join(owners)})"
         if elsewhere and not is_close:
             return f"did you mean {' or '.join(repr(dotted(known)) for known in elsewhere[:3])}?"
         if near:

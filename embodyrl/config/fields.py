@@ -163,13 +163,14 @@ def _component_sections(root: type, registered: int) -> Mapping[KeyPath, type]:
     return found
 
 
-def owners_of(section: type, option: str) -> list[str]:
-    """Return the names of the components that a section can choose and that have this option."""
+def owners_of(section: type, *option: str) -> list[str]:
+    """Return the names of the components that a section can choose and that have this option, which may be in a section
+    of theirs."""
     registry = registry_of(section)
     return [
         entry.name
         for entry in (registry.entries() if registry else ())
-        if option in settings_of(class_at(section, {"name": entry.name}))
+        if find_setting(section, {"name": entry.name}, option)[0] is not None
     ]
 
 

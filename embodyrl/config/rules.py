@@ -186,13 +186,17 @@ def _place(composed: Composed, paths: list[KeyPath]) -> tuple[KeyPath, Location]
     For a setting from a group file, that is the entry of the defaults list that chose the group.
     """
     origins = composed.settings.origins
-    written = [(path, place.value) for path in paths if (place := nearest(origins, path)) is not None]
+    written = [(path, origins[path].value) for path in paths if path in origins]
     written += [(path, composed.entries[place.file]) for path, place in written if place.file in composed.entries]
     for wanted in (COMMAND_LINE, composed.files[0]):
         for path, location in written:
             if location.file == wanted:
                 return path, location
-    return written[0] if written else (paths[0], composed.whole)
+    if written:
+        return written[0]
+    # What stands nowhere may be in an entry of a list, such as a simulator of a mix.
+    around = nearest(origins, paths[0]) if any(isinstance(key, int) for key in paths[0]) else None
+    return paths[0], composed.whole if around is None else around.value
 
 
 def fact(registry: Registry[Any], name: str, key: str) -> Any:

@@ -8,6 +8,7 @@ import time
 
 import programs
 import pytest
+import yaml
 from slow import only_slow, rest_slow
 
 from embodyrl.cli import init
@@ -41,6 +42,26 @@ def test_what_is_given_is_written(tmp_path, env, algorithm, task):
     init.run(file, {"env": env, "model": "mlp", "algorithm": algorithm}, agreed=False)
     config = load_config(file).config
     assert (config.env.tasks, config.algorithm.name) == ([task], algorithm)
+
+
+@pytest.mark.parametrize(
+    ("given", "model"),
+    [
+        ({"algorithm": "nft"}, "pi0"),
+        ({"env": "gym/cartpole", "algorithm": "crossq"}, None),
+        ({"algorithm": "qc"}, "mlp"),
+    ],
+)
+def test_what_is_proposed_suits_an_algorithm_that_is_given(tmp_path, given, model):
+    file = tmp_path / "my.yaml"
+    pytest.importorskip("metaworld")
+    if model is None:
+        with pytest.raises(CommandLineError, match="--algorithm crossq does not fit env gym/cartpole"):
+            init.run(file, {**NOTHING, **given}, agreed=True)
+        return
+    init.run(file, {**NOTHING, **given}, agreed=True)
+    written = yaml.safe_load(file.read_text())
+    assert {"model": model} in written["defaults"] and {"algorithm": given["algorithm"]} in written["defaults"]
 
 
 @pytest.mark.parametrize(
