@@ -8,18 +8,29 @@ rounds, and its first round with other settings. Parts that are in the folder al
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 from tiny_dsrl import decisions, evaluations, every_seed, supervised
 from tiny_vla import Seconds, once
 
-PLUGIN = Path(__file__).parent / "recap_random.py"
+HERE = Path(__file__).parent
 ABLATIONS = {
     "no_guidance": ["model.indicator.guidance=1"],
     "no_indicator": ["algorithm.off_policy.dropout=1", "model.indicator.guidance=0"],
-    "random_labels": ["algorithm.name=recap_random", f"plugins=[{PLUGIN}]"],
+    "random_labels": [],
 }
+
+
+def randomly_judged(folder: Path) -> Path:
+    """Write the experiment with the plug-in's method, and the plug-in beside it."""
+    text, name = (HERE.parent / "configs/experiment/tiny_pi0_recap.yaml").read_text(), "recap_random"
+    folder.mkdir(exist_ok=True)
+    shutil.copy(HERE / f"{name}.py", folder)
+    config = folder / "config.yaml"
+    config.write_text(text.replace("\nalgorithm:\n", f"\nplugins: [{name}]\nalgorithm:\n  name: {name}\n"))
+    return config
 
 
 def one_seed(seed: int, work: Path) -> dict[str, Any]:
@@ -28,14 +39,15 @@ def one_seed(seed: int, work: Path) -> dict[str, Any]:
     common = [f"seed={seed}", "tracking.sinks=[jsonl]"]
     sft = supervised(common, work, seconds)
     checkpoint = f"model.checkpoint={sft}/checkpoints/last/policy"
-    second = ["tiny_pi0_recap", *common, checkpoint, f"data.path={attempts}"]
+    second = [*common, checkpoint, f"data.path={attempts}"]
     sampling = ["--policy", str(sft), "--sample", "--keep", "all", "--episodes", "300", "--after-success", "3"]
     recorder = ["tiny_pi0_iql", *common, checkpoint, f"data.path={attempts}"]
     once(attempts, seconds, "collect", *recorder, *sampling)
-    once(work / "recap", seconds, "run", *second, f"run.dir={work / 'recap'}")
+    once(work / "recap", seconds, "run", "tiny_pi0_recap", *second, f"run.dir={work / 'recap'}")
     found = {"recap": evaluations(work / "recap")}
     for name, changes in ABLATIONS.items():
-        once(work / name, seconds, "run", *second, "run.iterations=1", *changes, f"run.dir={work / name}")
+        config = str(randomly_judged(work / "plugin")) if name == "random_labels" else "tiny_pi0_recap"
+        once(work / name, seconds, "run", config, *second, "run.iterations=1", *changes, f"run.dir={work / name}")
         found[name] = evaluations(work / name)
     return {"seed": seed, "success": found, "decisions": decisions(work / "recap"), "seconds": seconds}
 
