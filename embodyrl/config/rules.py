@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass, replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.compose import Composed
-from embodyrl.config.files import Origin
+from embodyrl.config.files import Origin, builtin_folder
 from embodyrl.config.infos import MOST_EPISODE_STEPS, InfoError, model_info, simulator_info
 from embodyrl.config.issues import (
     COMMAND_LINE,
@@ -679,9 +680,19 @@ def checkpoint_exists(config: Config) -> Iterator[ConfigIssue]:
         yield ConfigIssue(
             ("model.checkpoint",),
             f"model.checkpoint = {checkpoint!r} {what}",
-            "name the folder of a saved policy, as in runs/<name>/<time>/checkpoints/last/policy"
+            "".join(f"make it with `embodyrl run {name}`, or " for name in _makers(Path(checkpoint)))
+            + "name the folder of a saved policy, as in runs/<name>/<time>/checkpoints/last/policy"
             + "".join(f", or public weights: {name}" for name in public_checkpoints(config)[:1]),
         )
+
+
+def _makers(checkpoint: Path) -> list[str]:
+    """Return the shipped experiment whose run has this folder, if there is one."""
+    top, name = (*checkpoint.parts, "", "")[:2]
+    named = re.compile(rf"^  name: {re.escape(name)}$", re.MULTILINE)
+    folder = builtin_folder() / "experiment"
+    files = sorted(folder.glob("*.yaml")) if top == "runs" else []
+    return [each.stem for each in files if named.search(each.read_text())][:1]
 
 
 def public_checkpoints(config: Config) -> list[str]:
