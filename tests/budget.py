@@ -17,7 +17,8 @@ LONG_S = 5.0
 """A test that takes more is named [s]."""
 SHOWN = 25
 DURATIONS = Path(__file__).with_name("durations.json")
-"""CPU time of each file at the last `--record-durations` [s], by which files are spread over processes."""
+"""Time of each file at the last `--record-durations` [s], by which files are spread over processes: on the wall, since
+one that waits for what it started keeps a process as busy as one that computes."""
 
 
 def cpu_time() -> float:
@@ -42,6 +43,7 @@ class Costs:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._seconds, self._is_slow = Counter[str](), set[str]()
+        self._of_file = Counter[str]()
         self._before, self._elsewhere = cpu_time(), 0.0
 
     def pytest_collection_finish(self) -> None:
@@ -60,6 +62,7 @@ class Costs:
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Add up."""
         self._seconds[report.nodeid] += report.cpu_s
+        self._of_file[report.nodeid.partition("::")[0]] += report.duration
         if report.is_slow:
             self._is_slow.add(report.nodeid)
 
@@ -89,11 +92,8 @@ class Costs:
             write(f"all processes: {self._elsewhere or cpu_time():.0f} s, with what is imported and collected")
         if self._config.getoption("--record-durations"):
             kept = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {}
-            files = Counter[str]()
-            for name, seconds in self._seconds.items():
-                files[name.partition("::")[0]] += seconds
             # What did not run now keeps what it took, while it exists.
             there = {name: seconds for name, seconds in kept.items() if (self._config.rootpath / name).is_file()}
-            known = {name: round(seconds, 1) for name, seconds in sorted({**there, **files}.items()) if seconds >= 0.5}
+            known = {name: round(seconds, 1) for name, seconds in sorted({**there, **self._of_file}.items()) if seconds >= 0.5}
             DURATIONS.write_text(json.dumps(known, indent=1) + "\n")
             write(f"durations of {len(known)} files are in {DURATIONS}")
