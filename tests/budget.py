@@ -94,6 +94,7 @@ class Costs:
             kept = json.loads(DURATIONS.read_text()) if DURATIONS.is_file() else {}
             # What did not run now keeps what it took, while it exists.
             there = {name: seconds for name, seconds in kept.items() if (self._config.rootpath / name).is_file()}
-            known = {name: round(seconds, 1) for name, seconds in sorted({**there, **self._of_file}.items()) if seconds >= 0.5}
+            found = sorted({**there, **self._of_file}.items())
+            known = {name: round(seconds, 1) for name, seconds in found if seconds >= 0.5}
             DURATIONS.write_text(json.dumps(known, indent=1) + "\n")
             write(f"durations of {len(known)} files are in {DURATIONS}")
