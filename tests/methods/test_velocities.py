@@ -155,7 +155,7 @@ def test_a_policy_without_random_steps_has_no_log_probs() -> None:
     [
         (["model.noise_method=flow_sde"], "needs no log-probs of actions, and model.noise_method = flow_sde"),
         (["algorithm=dapo"], "learns by log-probs of actions, which they do not have"),
-        (["algorithm.advantage=gae"], "advantage 'gae' uses a critic, which algorithm 'nft' does not learn"),
+        (["algorithm.advantage=gae"], "advantage 'gae' uses a critic, and algorithm 'nft' is made for one without"),
         (["model.joint_logprob=true"], "with model.noise_method = none no step is random"),
         (["rollout.group_size=1"], "compares the episodes of a group, but rollout.group_size is 1"),
         (["rollout.mode=async", "placement.rollout.workers=1"], "the policy that an update starts from"),

@@ -212,11 +212,13 @@ def _stages_fit_advantage(config: Config, algorithm: NewestConfig) -> Iterator[C
     estimator = fact(ADVANTAGES, advantage, "critic")
     if stages is not None and estimator is not None and stages is not estimator:
         fitting = [entry.name for entry in ALGORITHMS.entries() if entry.critic is estimator]
+        able = [entry.name for entry in ADVANTAGES.entries() if entry.critic is stages]
         yield ConfigIssue(
             ("algorithm.advantage.name", "algorithm.name"),
             f"advantage {advantage!r} {'uses a' if estimator else 'has no'} critic, and algorithm "
             f"{algorithm.name!r} is made for one {'without' if estimator else 'with'}",
-            f"choose algorithm.name among: {', '.join(fitting) or 'none so far'}",
+            f"set algorithm.advantage to {' or '.join(able)}"
+            + (f", or algorithm to {' or '.join(fitting)}" if fitting else ""),
         )
 
 

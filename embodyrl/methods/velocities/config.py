@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from embodyrl.config.infos import model_info
 from embodyrl.config.issues import ConfigIssue
 from embodyrl.config.needs import Learns, Needs
-from embodyrl.config.rules import fact, on_policy_algorithms
+from embodyrl.config.rules import on_policy_algorithms
 from embodyrl.config.schema import Config, RolloutMode, setting
 from embodyrl.methods.on_policy.config import NewestConfig
 from embodyrl.models.flow.config import FlowInfo
-from embodyrl.registry import ADVANTAGES, SupportedModel
+from embodyrl.registry import SupportedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +36,6 @@ class VelocitiesConfig(NewestConfig):
                 ("algorithm.name", "model.name"),
                 f"algorithm {self.name!r} learns from the velocities of a flow policy, and model {model!r} is none",
                 f"set model to {' or '.join(flow)}, or algorithm to {on_policy_algorithms(config)}",
-            )
-        if fact(ADVANTAGES, self.advantage.name, "critic"):
-            able = [entry.name for entry in ADVANTAGES.entries() if not entry.critic]
-            yield ConfigIssue(
-                ("algorithm.advantage.name", "algorithm.name"),
-                f"advantage {self.advantage.name!r} uses a critic, which algorithm {self.name!r} does not learn",
-                f"set algorithm.advantage to {' or '.join(able)}",
             )
         if config.rollout.mode is RolloutMode.async_:
             yield ConfigIssue(
