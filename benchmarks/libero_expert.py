@@ -16,7 +16,7 @@ from typing import Any
 from tiny_vla import Seconds, once
 from tiny_vla_report import PAGES, RESULTS, TEXTS, seeds_and_work
 
-from embodyrl.tracking.intervals import wilson_interval
+from embodyrl.tracking.intervals import rate_text
 
 NAME = "libero_expert_rlpd"
 RESULT = RESULTS / "libero_expert.json"
@@ -54,9 +54,7 @@ def report() -> None:
     lines = ["| " + " | ".join([*heads, "gain", "best", "wall s"]) + " |", "|---" * (len(heads) + 3) + "|"]
     for row in rows:
         rates, episodes = [row["success"][step] for step in steps], row["episodes"]
-        ends = [
-            "{:.2f} [{:.2f}, {:.2f}]".format(rate, *wilson_interval(round(rate * episodes), episodes)) for rate in rates
-        ]
+        ends = [rate_text(round(rate * episodes), episodes) for rate in rates]
         cells = [str(row["seed"]), ends[0], *(f"{rate:.2f}" for rate in rates[1:-1]), f"**{ends[-1]}**"]
         ended = [f"{100 * (rates[-1] - rates[0]):+.0f}", f"{max(row['success'].values()):.2f}", f"{row['wall_s']:,}"]
         lines.append("| " + " | ".join([*cells, *ended]) + " |")

@@ -19,7 +19,7 @@ from push import result
 from tiny_vla import Seconds, once
 from tiny_vla_report import RESULTS, seeds_and_work
 
-from embodyrl.tracking.intervals import wilson_interval
+from embodyrl.tracking.intervals import rate_text
 
 EPISODES = 100
 ENV = ["env=robosuite/lift", "env.max_episode_steps=100", "env.kwargs={dense: false, end_at_success: true}"]
@@ -55,10 +55,7 @@ def report() -> None:
     """Print a row for each seed and way of learning."""
     for row in json.loads(PATH.read_text()):
         for name in STEPS:
-            cells = []
-            for rate in row[name]["success"].values():
-                low, high = wilson_interval(round(rate * EPISODES), EPISODES)
-                cells.append(f"{rate:.2f} [{low:.2f}, {high:.2f}]")
+            cells = [rate_text(round(rate * EPISODES), EPISODES) for rate in row[name]["success"].values()]
             spent = row["seconds"].get(name, {})
             print(f"| {row['seed']} | {name} | " + " | ".join([*cells, str(spent.get("cpu"))]) + " |")
 

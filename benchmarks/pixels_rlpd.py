@@ -20,7 +20,7 @@ from typing import Any
 from tiny_vla import Seconds, once
 from tiny_vla_report import RESULTS, seeds_and_work
 
-from embodyrl.tracking.intervals import wilson_interval
+from embodyrl.tracking.intervals import rate_text
 
 RLPD, DENSE = "metaworld_reach_pixels_rlpd", "metaworld_reach_pixels_sac"
 DEMONSTRATIONS, EPISODES = 20, 200
@@ -85,10 +85,7 @@ def report() -> None:
         rows = json.loads(path.read_text()) if path.exists() else []
         for row in rows:
             for policy, ways in row["success"].items():
-                cells = []
-                for rate in ways.values():
-                    low, high = wilson_interval(round(rate * EPISODES), EPISODES)
-                    cells.append(f"{rate:.2f} [{low:.2f}, {high:.2f}]")
+                cells = [rate_text(round(rate * EPISODES), EPISODES) for rate in ways.values()]
                 print(f"| {row['seed']} | {policy} | " + " | ".join(cells) + " |")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from tiny_vla import Seconds, once
 from tiny_vla_report import RESULTS, seeds_and_work
 
-from embodyrl.tracking.intervals import wilson_interval
+from embodyrl.tracking.intervals import rate_text
 
 SAC, LEARN = "metaworld_reach_pixels_sac", "reward_progress"
 EPISODES = 200
@@ -65,8 +65,7 @@ def report() -> None:
             f"SAC, {name}": [*row[name]["success"].values()][-1] for name in ("progress", "success") if name in row
         }
         for name, rate in rates.items():
-            low, high = wilson_interval(round(rate * EPISODES), EPISODES)
-            print(f"| {row['seed']} | {name} | {rate:.2f} [{low:.2f}, {high:.2f}] |")
+            print(f"| {row['seed']} | {name} | {rate_text(round(rate * EPISODES), EPISODES)} |")
         held = row["held_out"]
         print(
             f"| {row['seed']} | held out | {held['mean']:.3f} (constant {held['constant']:.3f}) {held['ordered']:.2f} |"

@@ -22,7 +22,7 @@ from tiny_vla_report import RESULTS, seeds_and_work
 
 from embodyrl.data.reader import Dataset
 from embodyrl.data.writer import DatasetWriter
-from embodyrl.tracking.intervals import wilson_interval
+from embodyrl.tracking.intervals import rate_text
 
 EPISODES = 200
 HG = [
@@ -111,10 +111,7 @@ def report() -> None:
         for row in rows:
             if name not in row:  # made before this one was there
                 continue
-            cells = []
-            for rate in row[name]["success"].values():
-                low, high = wilson_interval(round(rate * EPISODES), EPISODES)
-                cells.append(f"{rate:.2f} [{low:.2f}, {high:.2f}]")
+            cells = [rate_text(round(rate * EPISODES), EPISODES) for rate in row[name]["success"].values()]
             spent = row["seconds"].get(name, {})
             print(f"| {row['seed']} | " + " | ".join([*cells, str(spent.get("cpu")), str(spent.get("wall"))]) + " |")
 

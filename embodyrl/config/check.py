@@ -78,13 +78,10 @@ class _Checker:
         kind: type[ConfigIssue] = ConfigIssue,
     ) -> None:
         """Record a fault at the location of the setting, or of the nearest section around it."""
-        for depth in range(len(path), 0, -1):
-            origin = self.settings.origins.get(path[:depth])
-            if origin is not None:
-                location = origin.key if at_key or depth < len(path) else origin.value
-                break
-        else:
-            location = self.whole
+        location, depth = self.whole, self.settings.depth_of(path)
+        if depth:
+            origin = self.settings.origins[path[:depth]]
+            location = origin.key if at_key or depth < len(path) else origin.value
         self.faults.append(kind((path,), message, remedy, location))
 
     def section(self, section: type, data: dict[str, Any], path: KeyPath) -> None:

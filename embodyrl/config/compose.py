@@ -71,6 +71,10 @@ class Settings:
                 return None
         return value
 
+    def depth_of(self, path: KeyPath) -> int:
+        """Return how many keys of a path lead to the innermost part of it that is in a file; 0: none is."""
+        return next((depth for depth in range(len(path), 0, -1) if path[:depth] in self.origins), 0)
+
     def merge(self, document: Document, package: KeyPath = ()) -> None:
         """Merge a file's settings over the present ones: mappings key by key, everything else as a whole.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodyrl.config.compose import Composed
-from embodyrl.config.files import Origin, builtin_folder
+from embodyrl.config.files import EXPERIMENTS, builtin_folder
 from embodyrl.config.infos import MOST_EPISODE_STEPS, InfoError, model_info, simulator_info
 from embodyrl.config.issues import (
     COMMAND_LINE,
@@ -176,11 +176,6 @@ def _overlap(path: KeyPath, bad: KeyPath) -> bool:
     return bool(bad) and (path[: len(bad)] == bad or bad[: len(path)] == path)
 
 
-def nearest(origins: Mapping[KeyPath, Origin], path: KeyPath) -> Origin | None:
-    """Return where a setting is, or the nearest section around it; None: in no file."""
-    return next((origins[path[:depth]] for depth in range(len(path), 0, -1) if path[:depth] in origins), None)
-
-
 def _place(composed: Composed, paths: list[KeyPath]) -> tuple[KeyPath, Location]:
     """Return the location to report: the command line, else the user's file, there the first setting it has.
 
@@ -196,8 +191,8 @@ def _place(composed: Composed, paths: list[KeyPath]) -> tuple[KeyPath, Location]
     if written:
         return written[0]
     # What stands nowhere may be in an entry of a list, such as a simulator of a mix.
-    around = nearest(origins, paths[0]) if any(isinstance(key, int) for key in paths[0]) else None
-    return paths[0], composed.whole if around is None else around.value
+    depth = composed.settings.depth_of(paths[0]) if any(isinstance(key, int) for key in paths[0]) else 0
+    return paths[0], origins[paths[0][:depth]].value if depth else composed.whole
 
 
 def fact(registry: Registry[Any], name: str, key: str) -> Any:
@@ -690,7 +685,7 @@ def _makers(checkpoint: Path) -> list[str]:
     """Return the shipped experiment whose run has this folder, if there is one."""
     top, name = (*checkpoint.parts, "", "")[:2]
     named = re.compile(rf"^  name: {re.escape(name)}$", re.MULTILINE)
-    folder = builtin_folder() / "experiment"
+    folder = builtin_folder() / EXPERIMENTS
     files = sorted(folder.glob("*.yaml")) if top == "runs" else []
     return [each.stem for each in files if named.search(each.read_text())][:1]
 

@@ -33,7 +33,7 @@ from embodyrl.rollout.plans import Plans
 from embodyrl.screen import counted, task
 from embodyrl.seeding import derive_seed
 from embodyrl.tracking.clock import Clock, Phase
-from embodyrl.tracking.intervals import outcomes, wilson_interval
+from embodyrl.tracking.intervals import outcomes, rate_text, wilson_interval
 from embodyrl.tracking.video import TiledVideo
 
 Step = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], Sequence[EpisodeSpec | None]], StepResult]
@@ -152,9 +152,7 @@ class Evaluation:
     @property
     def success_text(self) -> str:
         """Success rate and interval for people; `-` where it is unknown."""
-        if self.success_once is None or self.interval is None:
-            return "-"
-        return "{:.2f} [{:.2f}, {:.2f}]".format(self.success_once, *self.interval)
+        return "-" if self.successes is None else rate_text(self.successes, self.episodes)
 
     def lines(self) -> Iterator[str]:
         """Yield a line for people, and of a mix one for each simulator."""
@@ -174,10 +172,7 @@ class Evaluation:
         width = max(map(len, sources), default=0)
         for source, own in sources.items():
             solved = outcomes(each.success for each in own)
-            shown = "-"
-            if solved:
-                low, high = wilson_interval(sum(solved), len(solved))
-                shown = f"{sum(solved) / len(solved):.2f} [{low:.2f}, {high:.2f}]"
+            shown = rate_text(sum(solved), len(solved)) if solved else "-"
             mean = float(np.mean([each.total_reward for each in own]))
             yield f"  {source:{width}}  {counted(len(own), 'episode')}  success {shown}  return {mean:.2f}"
 

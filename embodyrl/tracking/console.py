@@ -38,7 +38,7 @@ class Column:
     width: int
     format: str = ""
     beside: str | None = None
-    """Metric of the runs whose column it is; None: of all that have its own."""
+    """Another metric without which it is not shown; None: it needs none."""
 
 
 SUCCESS = "env/success_recent"

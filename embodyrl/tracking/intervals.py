@@ -27,6 +27,11 @@ def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float
     return max(0.0, (centre - margin) / scale), min(1.0, (centre + margin) / scale)
 
 
+def rate_text(successes: int, trials: int) -> str:
+    """Return a success rate with its interval for people: `0.50 [0.40, 0.60]`."""
+    return "{:.2f} [{:.2f}, {:.2f}]".format(successes / trials, *wilson_interval(successes, trials))
+
+
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the 95 % confidence interval of a mean over seeds, by Student's t distribution; None for fewer than two
     values, which say nothing about others."""

@@ -159,7 +159,7 @@ def test_what_an_answer_says(text: str, gives: str, value: float | None) -> None
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 8])
-def test_images_of_an_episode_have_beginning_and_end_and_is_evenly_spread(frames: int) -> None:
+def test_images_of_an_episode_are_its_beginning_its_end_and_evenly_spread_between(frames: int) -> None:
     for length in range(1, 70):
         images = EpisodeImages(frames)
         for number in range(length):
