@@ -200,8 +200,9 @@ class ChatServer:
             if late.is_set():  # it was cut, and looks like an answer without length that has ended
                 raise TimeoutError
             return response.status, _seconds(response.getheader("Retry-After")), raw
-        except (OSError, http.client.HTTPException, ValueError):
-            if late.is_set():
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # The socket's own timeout, which has no number, may end before the watch does.
+            if late.is_set() or (isinstance(error, TimeoutError) and error.errno is None):
                 raise TimeoutError(f"no whole answer within {self.deadline_s:g} s") from None
             raise
         finally:
