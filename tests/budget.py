@@ -84,6 +84,12 @@ class Costs:
             for name, seconds in self._seconds.most_common(SHOWN):
                 over = f"  above {LONG_S:g} s: why?" if seconds > LONG_S and name not in self._is_slow else ""
                 write(f"{seconds:7.1f} s  {name}{over}")
+            files = Counter[str]()
+            for name, seconds in self._seconds.items():
+                files[name.partition("::")[0]] += seconds
+            write("in all, by file:")
+            for name, seconds in files.most_common(SHOWN):
+                write(f"{seconds:7.1f} s  {name}")
             slow = sum(self._seconds[name] for name in self._is_slow)
             fast = sum(self._seconds.values()) - slow
             for kind, spent, budget in (("of make test", fast, MAKE_TEST_S), ("marked slow", slow, SLOW_S)):

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.global_hydra import GlobalHydra
-from hydra.types import RunMode
 
 from embodyrl.config.fields import chosen_name, component_sections
 from embodyrl.config.files import (
@@ -241,7 +242,8 @@ def _hydras_order(source: Source, group_overrides: Mapping[str, str]) -> list[tu
     """Return the files of the defaults lists, each with its package, in the order in which Hydra merges them.
 
     `hydra.compose` would merge the values without their places, and says which option each group has, but not in which
-    order; the list that `--info defaults` prints is that order.
+    order; the list that `--info defaults` prints is that order. It is computed without Hydra's settings of its launcher
+    and its logging, whose twelve files take two thirds of the time; no public function leaves them out.
     """
     main, *others = source.folders
     search = ",".join(_quoted(f"file://{folder}") for folder in others)
@@ -250,16 +252,16 @@ def _hydras_order(source: Source, group_overrides: Mapping[str, str]) -> list[tu
         warnings.simplefilter("ignore")  # no _self_ in the list: the file's own values come last, as one expects
         with initialize_config_dir(str(main), version_base="1.3"):
             loader = GlobalHydra.instance().config_loader()
-            overrides = [f"hydra.searchpath=[{search}]", *overrides]
-            listed = loader.compute_defaults_list(source.path.stem, overrides, RunMode.RUN).defaults
+            assert isinstance(loader, ConfigLoaderImpl)
+            parsed, files = loader._parse_overrides_and_create_caching_repo(
+                source.path.stem, [f"hydra.searchpath=[{search}]", *overrides]
+            )
+            listed = create_defaults_list(files, source.path.stem, parsed, prepend_hydra=False, skip_missing=False)
     order = []
-    for item in listed:
-        name = str(item.config_path)
-        path = source.path if item.primary else find_config(source.folders, name)
-        if path is not None:
-            order.append((path, str(item.package or "")))
-        else:
-            assert name.startswith("hydra/"), f"Hydra found {name}, we did not"  # its launcher, its logging
+    for item in listed.defaults:
+        path = source.path if item.primary else find_config(source.folders, str(item.config_path))
+        assert path is not None, f"Hydra found {item.config_path}, we did not"
+        order.append((path, str(item.package or "")))
     return order
 
 
