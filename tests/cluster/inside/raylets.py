@@ -44,7 +44,8 @@ class Raylets:
         # Its shared memory in our folder: in /dev/shm nobody could tell it from that of another cluster.
         ports.append(f"--plasma-directory={self.folder}")
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *ports, *_COMMON]
-        environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
+        # Ray gives its workers a niceness of 15: beside other tests they would hardly ever be computed.
+        environment = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
         # Ray gives a node half a minute to start, which a machine that is busy with other tests may exceed.
         for attempt in range(_ATTEMPTS):
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, cwd="/tmp")
