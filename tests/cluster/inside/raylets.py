@@ -88,7 +88,10 @@ class Raylets:
         found = []
         for process in psutil.process_iter():
             try:
-                if process.pid not in self._before and str(self.folder) in " ".join(process.cmdline()):
+                # Its server of clients does not name the folder.
+                words = process.cmdline()
+                is_one = str(self.folder) in " ".join(words) or f"--address={ADDRESS}" in words
+                if process.pid not in self._before and is_one:
                     found.append(process)
             except psutil.NoSuchProcess:
                 continue
