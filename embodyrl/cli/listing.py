@@ -147,7 +147,7 @@ def plural(noun: str) -> str:
 def first_sentence(text: str) -> str:
     """Return the first sentence of the comment that a YAML file begins with."""
     comment = " ".join(line[1:].strip() for line in itertools.takewhile(lambda line: line[:1] == "#", text.split("\n")))
-    return re.split(r"(?<=[.;:])\s(?=[A-Z(])", comment, maxsplit=1)[0].rstrip(":;")
+    return re.split(r"(?<=[.;])\s(?=[A-Z(])", comment, maxsplit=1)[0].rstrip(":;")
 
 
 def _show_configs() -> None:
