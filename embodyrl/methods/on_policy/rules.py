@@ -87,7 +87,9 @@ def _groups_are_compared(config: Config, algorithm: NewestConfig) -> Iterator[Co
         message = f"{comparing} compares the episodes of a group, but rollout.group_size is 1"
         remedy = f"set rollout.group_size to a divisor of env.num_envs: {_group_sizes(config)}"
         yield ConfigIssue(paths, message, remedy, fix={"rollout.group_size": _usual_group_size(config)})
-    if comparing is None and size > 1 and fact(ADVANTAGES, name, "group") is not None:
+    # Another advantage, which the method needs anyway, may compare them.
+    fits = _fits_critic(algorithm) is not False
+    if comparing is None and size > 1 and fits and fact(ADVANTAGES, name, "group") is not None:
         so_set = " with these options" if fact(ADVANTAGES, name, "group") else ""
         yield ConfigIssue(
             ("rollout.group_size", "algorithm.advantage.name"),
@@ -205,12 +207,19 @@ def _levels_fit_model(config: Config, algorithm: OnPolicyConfig) -> Iterator[Con
             )
 
 
+def _fits_critic(algorithm: NewestConfig) -> bool | None:
+    """Return whether the method has a critic if, and only if, the advantage uses one; None: one of them is unknown."""
+    stages = fact(ALGORITHMS, algorithm.name, "critic")
+    estimator = fact(ADVANTAGES, algorithm.advantage.name, "critic")
+    return None if None in (stages, estimator) else stages is estimator
+
+
 def _stages_fit_advantage(config: Config, algorithm: NewestConfig) -> Iterator[ConfigIssue]:
     """Check that the algorithm's stages provide a critic's values if, and only if, the estimator uses them."""
-    stages = fact(ALGORITHMS, algorithm.name, "critic")
     advantage = algorithm.advantage.name
-    estimator = fact(ADVANTAGES, advantage, "critic")
-    if stages is not None and estimator is not None and stages is not estimator:
+    if _fits_critic(algorithm) is False:
+        estimator = fact(ADVANTAGES, advantage, "critic")
+        stages = not estimator
         fitting = [entry.name for entry in ALGORITHMS.entries() if entry.critic is estimator]
         able = [entry.name for entry in ADVANTAGES.entries() if entry.critic is stages]
         yield ConfigIssue(
