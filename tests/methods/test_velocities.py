@@ -168,6 +168,12 @@ def test_what_does_not_fit_is_a_fault(settings: list[str], fault: str, tmp_path:
         load_config("experiment/tiny_pi0_nft", [f"model.checkpoint={tmp_path}", *settings])
 
 
+def test_an_advantage_that_must_be_another_is_not_a_fault_of_groups_too() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config("experiment/metaworld_reach_grpo", ["algorithm.advantage=gae"])
+    assert [fault.path for fault in refused.value.faults] == [("algorithm", "advantage", "name")]
+
+
 def test_a_model_without_a_flow_is_a_fault() -> None:
     with pytest.raises(ConfigError, match="learns from the velocities of a flow policy, and model 'mlp' is none"):
         load_config("experiment/metaworld_reach_grpo", ["algorithm=fpo"])
