@@ -60,6 +60,12 @@ def test_a_server_that_is_slow_or_drips_is_left_at_the_deadline() -> None:
         assert error.passes and "0.3 s" in str(error)
 
 
+def test_a_deadline_is_told_as_one_if_the_sockets_own_timeout_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embodyrl.chat._cut", lambda opened, late: None)  # as on a busy machine, where it comes late
+    with standing_in(lambda stand, handler, body: time.sleep(1)) as stand:
+        assert "no whole answer within 0.2 s" in str(refused(stand.url, deadline_s=0.2))
+
+
 def test_nobody_there() -> None:
     error = refused("http://127.0.0.1:9/v1")
     assert error.passes and "cannot be asked (ConnectionRefusedError" in str(error)

@@ -11,28 +11,17 @@ from typing import Any
 import cases
 import programs
 import pytest
+from slow import only_slow
 
 from embodyrl.registry import SupportedModel
 
 TABLE = Path(__file__).with_name("table.py")
+ROWS = [(family, setting) for family, kind in cases.FAMILIES.items() for setting in cases.names(kind)]
 
 
-def row(number: int, family: str, setting: str) -> object:
-    """Return a case: `make test` has float32, since a line that waits, or is on the wrong device, is mostly so in all
-    settings; CI has another one of each family, in turn; all are for those who change what computes."""
-    if setting == "float32" or (family, setting) in (("mlp", "full"), ("pi0", "bf16")):
-        return pytest.param(family, setting)
-    others = [name for name in cases.names(cases.FAMILIES[family]) if name != "float32"]
-    if others[number % len(others)] == setting:
-        return pytest.param(family, setting, marks=pytest.mark.slow)
-    return pytest.param(family, setting, marks=pytest.mark.by_hand(reason="families take turns in the settings"))
-
-
-ROWS = [
-    row(number, family, setting)
-    for number, (family, kind) in enumerate(cases.FAMILIES.items())
-    for setting in cases.names(kind)
-]
+def is_fast(family: str, setting: str) -> bool:
+    """Whether a row is in `make test`: a line that waits, or is on the wrong device, is mostly so in all settings."""
+    return setting == "float32" or (family, setting) in (("mlp", "full"), ("pi0", "bf16"))
 
 
 def table(family: str, setting: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +37,7 @@ def lines(row: dict[str, Any], part: str) -> list[str]:
     return row["counts"][part]["lines"]
 
 
-@pytest.mark.parametrize(("family", "setting"), ROWS)
+@pytest.mark.parametrize(("family", "setting"), [row if is_fast(*row) else only_slow(row) for row in ROWS])
 def test_acts_learns_saves_resumes_and_exports_with_the_cpus_numbers_and_waits_once_a_step(
     family: str, setting: str, standin: None, tmp_path: Path
 ) -> None:

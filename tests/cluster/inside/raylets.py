@@ -88,12 +88,13 @@ class Raylets:
         found = []
         for process in psutil.process_iter():
             try:
-                # Its server of clients does not name the folder.
                 words = process.cmdline()
-                is_one = str(self.folder) in " ".join(words) or f"--address={ADDRESS}" in words
+                is_one = str(self.folder) in " ".join(words)
+                # Its server of clients does not name the folder; another network may have the same address.
+                is_one = is_one or (f"--address={ADDRESS}" in words and _is_in_this_network(process.pid))
                 if process.pid not in self._before and is_one:
                     found.append(process)
-            except psutil.NoSuchProcess:
+            except (psutil.NoSuchProcess, FileNotFoundError, PermissionError):
                 continue
         return found
 
@@ -109,14 +110,18 @@ class Raylets:
         shutil.rmtree(self.folder)
 
 
+def _is_in_this_network(pid: int) -> bool:
+    return os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
+
+
 def of_runs() -> list[psutil.Process]:
     """Return the actors and the processes of runs in this network; those of other tests are in another one."""
-    found, network = [], os.readlink("/proc/self/ns/net")
+    found = []
     for process in psutil.process_iter():
         try:
             words = " ".join(process.cmdline())
             is_one = "embodyrl.placement.child" in words or words.startswith("ray::WatchedRayActor")
-            if is_one and os.readlink(f"/proc/{process.pid}/ns/net") == network:
+            if is_one and _is_in_this_network(process.pid):
                 found.append(process)
         except (psutil.NoSuchProcess, FileNotFoundError, PermissionError):
             continue
