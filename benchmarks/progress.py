@@ -3,7 +3,8 @@
 For every seed: twenty demonstrations that pushes disturb, reward_progress learned from them, and
 metaworld_reach_pixels_sac with that as its only reward, which never learns from the demonstrations themselves and is
 never paid for success. Beside it stands what success alone gives: benchmarks/results/pixels_rlpd.json (RLPD with twenty
-demonstrations), and with `--success` the same soft actor-critic paid for success. Seven to nine minutes of a core for each run.
+demonstrations), and with `--success` the same soft actor-critic paid for success. Seven to nine minutes of a core for
+each run.
 
     python benchmarks/progress.py --seeds 1 2 3 --work DIR [--success]    # writes benchmarks/results/progress.json
     python benchmarks/progress.py --report                                # prints the table of docs/off_policy.md
