@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vs_sb3 import make_our_env
 
+from embodyrl.config.schema import RewardedConfig
+
 if TYPE_CHECKING:
-    from embodyrl.config.schema import Config, RewardedConfig
+    from embodyrl.config.schema import Config
 
 RESULTS = Path(__file__).resolve().parent / "results" / "sac.json"
 JOBS = {"metaworld_reach_sac": (13, 200), "gym_pendulum_sac": (10, 200), "dm_control_swingup_sac": (25, 20)}

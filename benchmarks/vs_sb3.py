@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from embodyrl.config.schema import Config, RewardedConfig
+from embodyrl.methods.on_policy.config import OnPolicyConfig
+
 if TYPE_CHECKING:
     import gymnasium
-
-    from embodyrl.methods.on_policy.config import OnPolicyConfig
-from embodyrl.config.schema import Config, RewardedConfig
 
 OURS = "embodyrl"
 PEERS = ("sb3-subproc", "sb3-dummy")

@@ -85,7 +85,9 @@ def clipped_surrogate(
     # The maximum of the two losses is the minimum of the two objectives: clipping takes the gradient away only where
     # the ratio has already moved in the direction that the advantage asks for, never where it must come back.
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    losses = torch.maximum(-advantages * ratio, -advantages * clipped)
+    unclipped, clipped_losses = -advantages * ratio, -advantages * clipped
+    # The larger one, as `torch.maximum`, whose gradient takes three times as long: it halves where both are equal.
+    losses = torch.where(unclipped >= clipped_losses, unclipped, clipped_losses)
     metrics = {"clip_fraction": (ratio != clipped).float()}
     if dual_clip is not None:
         # For A < 0 the loss above grows with the ratio without bound, so that one unlikely action could dominate.
@@ -160,5 +162,6 @@ def value_loss(
 
 def _regression(values: Tensor, returns: Tensor, huber: float | None) -> Tensor:
     if huber is None:
-        return 0.5 * (values - returns).square()
+        errors = values - returns
+        return 0.5 * errors * errors
     return huber_loss(values, returns, reduction="none", delta=huber)

@@ -395,7 +395,7 @@ class EnvConfig:
     usable cores."""
     numa: Numa = setting(Numa.auto, resumable=True)
     """auto: each simulator process is bound to the CPUs and the memory of one NUMA node; the node of the policy's GPU
-    is filled first. off: no binding."""
+    is filled first. On a machine of one node, as many processes as CPUs get one each. off: no binding."""
     start_method: StartMethod = setting(StartMethod.auto)
     """spawn: each simulator process starts a new interpreter. fork: they are forked from a process that has imported
     the simulator's packages, which is faster and shares memory. auto: fork where the simulator allows it, else

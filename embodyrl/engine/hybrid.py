@@ -38,6 +38,7 @@ from embodyrl.engine.parallel import SINGLE_PROCESS, Ranks, is_sharded
 from embodyrl.engine.reference import reference_of
 from embodyrl.envs import Observation
 from embodyrl.models.policy import ActOutput, Inputs, Policy, PolicyObservation, SoftPolicy
+from embodyrl.models.products import use_onednn
 from embodyrl.placement.ranks import shards_of
 from embodyrl.tracking.clock import Clock, Phase
 
@@ -103,6 +104,9 @@ class HybridEngine:
         """The policy at the start of the run; None if nothing is compared with it."""
         if saved is not None:
             load_weights_into(policy, saved)
+        for network in [policy, *([] if self.reference is None else [self.reference.weights])]:
+            if network is not None:
+                use_onednn(network)
         if config.gradient_checkpointing is True:  # auto: nothing has found a need for it
             recompute_blocks(policy)
         self.ranks = ranks

@@ -41,6 +41,7 @@ class Shards(Replicas):
 
     def __init__(self, policy: Policy, ranks: Ranks, device: torch.device, shards: int) -> None:
         super().__init__(policy, ranks)
+        policy.memory_stays = False
         _know_outputs()
         self._skeleton = _without_weights(policy) if ranks.is_first else None
         self.factor = float(ranks.size)  # FSDP averages the ranks' gradients, but the loss needs their sum

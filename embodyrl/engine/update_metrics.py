@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,45 +74,70 @@ def mean_kl(step: Step, ranks: Ranks) -> Tensor:
     return total / count.clamp(min=1.0)
 
 
-def summarize(step: Step, ranks: Ranks, version: int) -> Metrics:
-    """Return the metrics of a step, the same on all ranks: means over the entries that count, the largest ratio, and
-    the largest distance from 1 of a ratio of a chunk that `version` of the policy chose (`ratio_error`)."""
-    totals = step.totals
-    valid, log_ratio = (joined([getattr(total, name) for total in totals]) for name in ("valid", "log_ratio"))
-    columns = {name: joined([total.entries[name] for total in totals]) for name in totals[0].entries}
-    columns |= {"ratio": log_ratio.exp(), "approx_kl": approx_kl(log_ratio)}
-    is_new = (joined([total.version for total in totals]) == version).view(-1, *[1] * (log_ratio.dim() - 1))
-    error = torch.where(is_new, (columns["ratio"] - 1.0).abs(), 0.0)
-    # Everything is packed into one vector: one exchange between ranks, and no `.item()` that would make the CPU wait
-    # for the GPU here. Sums and counts travel, because means of parts of different size do not average.
-    largest = torch.stack([torch.where(valid, column, 0.0).max() for column in (columns["ratio"], error)])
-    weights = valid.to(torch.float32)
-    sums = (torch.stack(list(columns.values())) * weights).flatten(1).sum(1)
-    errors = torch.cat([sums.new_zeros(0) if each.value_losses is None else each.value_losses for each in totals])
-    numbers = torch.stack([weights.sum(), errors.sum(), errors.new_full((), len(errors))])
-    every = torch.stack(ranks.gather(torch.cat([numbers, sums, largest])))
-    count, value_loss, chunks, *logged = every[:, :-2].sum(0).unbind()
-    metrics = {name: total / count.clamp(min=1.0) for name, total in zip(columns, logged, strict=True)}
-    metrics["ratio_max"], metrics["ratio_error"] = every[:, -2:].amax(0).unbind()
-    if totals[0].value_losses is not None:
+def summarize(history: Sequence[Step], ranks: Ranks, version: int) -> dict[str, Tensor]:
+    """Return the metrics of `T` steps, `[T]` each and the same on all ranks: means over the entries that count, the
+    largest ratio, and the largest distance from 1 of a ratio of a chunk that `version` of the policy chose
+    (`ratio_error`). Steps that were not made have no `grad_norm`."""
+    # Steps of the same shape are computed together: an operation on a few hundred numbers takes as long to prepare as
+    # to make. All steps travel in one exchange between ranks, whatever their shapes are there.
+    alike: dict[torch.Size, list[int]] = {}
+    for number, step in enumerate(history):
+        alike.setdefault(joined([total.log_ratio for total in step.totals]).shape, []).append(number)
+    found = [_sums([history[number] for number in numbers], version) for numbers in alike.values()]
+    order = torch.tensor([number for numbers in alike.values() for number in numbers]).argsort()
+    every = torch.stack(ranks.gather(torch.cat(found)[order.to(found[0].device)]))
+    # Sums and counts travel, because means of parts of different size do not average.
+    count, value_loss, chunks, *logged = every[..., :-2].sum(0).unbind(-1)
+    names = [*history[0].totals[0].entries, "ratio", "approx_kl"]
+    metrics = {name: total / count.clamp(min=1.0) for name, total in zip(names, logged, strict=True)}
+    metrics["ratio_max"], metrics["ratio_error"] = every[..., -2:].amax(0).unbind(-1)
+    if history[0].totals[0].value_losses is not None:
         metrics["value_loss"] = value_loss / chunks
-    return metrics if step.grad_norm is None else metrics | {"grad_norm": step.grad_norm}
+    norms = [step.grad_norm for step in history if step.grad_norm is not None]
+    return metrics | {"grad_norm": torch.stack(norms)} if norms else metrics
+
+
+def _sums(steps: Sequence[Step], version: int) -> Tensor:
+    """Return what this rank adds to the metrics of `T` steps of the same shape, `[T, ...]`: the number of entries that
+    count, the sum and the number of value losses, sums of all logged numbers, and the largest ratio and error."""
+
+    def stacked(numbers: Callable[[Total], Tensor]) -> Tensor:
+        return torch.stack([joined([numbers(total) for total in step.totals]) for step in steps])
+
+    valid, log_ratio = stacked(lambda total: total.valid), stacked(lambda total: total.log_ratio)
+    names = list(steps[0].totals[0].entries)
+    columns = {name: stacked(functools.partial(_entry, name)) for name in names}
+    columns |= {"ratio": log_ratio.exp(), "approx_kl": approx_kl(log_ratio)}
+    is_new = (stacked(lambda total: total.version) == version).view(*log_ratio.shape[:2], *[1] * (log_ratio.dim() - 2))
+    error = torch.where(is_new, (columns["ratio"] - 1.0).abs(), 0.0)
+    largest = [torch.where(valid, column, 0.0).flatten(1).amax(1) for column in (columns["ratio"], error)]
+    weights = valid.to(torch.float32)
+    sums = (torch.stack(list(columns.values()), dim=1) * weights.unsqueeze(1)).flatten(2).sum(2)
+    errors = [[each.value_losses for each in step.totals if each.value_losses is not None] for step in steps]
+    losses = torch.stack([joined(each).sum() if each else sums.new_zeros(()) for each in errors])
+    chunks = sums.new_tensor([sum(map(len, each)) for each in errors])
+    counts = torch.stack([weights.flatten(1).sum(1), losses, chunks], dim=1)
+    return torch.cat([counts, sums, torch.stack(largest, dim=1)], dim=1)
+
+
+def _entry(name: str, total: Total) -> Tensor:
+    return total.entries[name]
 
 
 def metrics_of(history: Sequence[Step], ranks: Ranks, version: int) -> dict[str, float]:
-    """Return the metrics of an update.
+    """Return the metrics of an update: means over its steps, and the largest `ratio_max`.
 
     Args:
         history: its steps.
         ranks: those of the run.
         version: of the policy that the update started from.
     """
-    metrics = [summarize(step, ranks, version) for step in history]
-    for number, each in enumerate(metrics):
-        error = each.pop("ratio_error")
-        if number == 0:  # no step had been made, so the policy was still the one that chose the chunks
-            each["ratio_error_first_minibatch"] = error
-    return mean_metrics(metrics)
+    if not history:
+        return {}
+    metrics = summarize(history, ranks, version)
+    # No step had been made before the first, so the policy was still the one that chose the chunks.
+    first = {"ratio_error_first_minibatch": metrics.pop("ratio_error")[:1]}
+    return _means(metrics | first)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -123,7 +149,11 @@ def mean_metrics(history: Sequence[Metrics]) -> dict[str, float]:
     """Return the mean of each metric over the steps that have it, as `train/<name>`; of `ratio_max` the largest."""
     names = dict.fromkeys(name for row in history for name in row)
     # Stacked on the device first: one transfer per metric, not one per step.
-    found = {name: torch.stack([row[name] for row in history if name in row]) for name in names}
+    return _means({name: torch.stack([row[name] for row in history if name in row]) for name in names})
+
+
+def _means(metrics: Mapping[str, Tensor]) -> dict[str, float]:
     return {
-        f"train/{name}": float(column.max() if name == "ratio_max" else column.mean()) for name, column in found.items()
+        f"train/{name}": float(column.max() if name == "ratio_max" else column.mean())
+        for name, column in metrics.items()
     }

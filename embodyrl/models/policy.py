@@ -171,6 +171,8 @@ class Policy(nn.Module, ABC):
     spec: PolicySpec
     acts_on_device: bool = False
     """True if `act` neither waits for a GPU nor copies from or to the CPU, so that it can be a CUDA graph."""
+    memory_stays: bool = True
+    """False where weights are sharded: their memory is let go of between uses, so that nothing may share it."""
     has_likelihood: bool = True
     """Whether the log-probs of `evaluate` depend on the weights, so that methods can learn by them."""
     keeps_features: bool = False

@@ -154,13 +154,17 @@ def plan_env_workers(config: EnvConfig, machine: Inventory, near: Gpu | None = N
     own_gpus = machine.gpus if simulator_info(config.name).fills_gpu(config) else None
     count = _count_workers(config.num_envs, config.workers, machine.cores if own_gpus is None else len(own_gpus))
     share = config.num_envs // count
-    homes = _assign_nodes(count, machine.usable_nodes, near) if binds(config.numa, machine) else [None] * count
+    bound = binds(config.numa, machine)
+    homes = _assign_nodes(count, machine.usable_nodes, near) if bound else [None] * count
+    # As many processes as CPUs, and no node to choose: each gets a CPU. The kernel would put two that wake at once on
+    # the same one while this process still uses the other, and leave them there until its next tick.
+    own = config.numa is Numa.auto and len(machine.nodes) < 2 and count == len(machine.cpus)
     return [
         WorkerSpec(
             role="env",
             rank=rank,
             slots=range(rank * share, (rank + 1) * share),
-            cpus=machine.cpus if home is None else home.cpus,
+            cpus=(machine.cpus[rank],) if own else machine.cpus if home is None else home.cpus,
             numa_node=None if home is None else home.id,
             memory_node=home.id if home is not None and home.memory else None,
             env_vars={
@@ -202,7 +206,9 @@ def describe_binding(numa: Numa, machine: Inventory, workers: Sequence[WorkerSpe
     if numa is Numa.off:
         return "env.numa is off: processes are bound to no node"
     if len(machine.nodes) < 2:
-        return f"{'one NUMA node' if machine.nodes else 'no NUMA nodes shown'}: nothing to bind processes to"
+        nodes = "one NUMA node" if machine.nodes else "no NUMA nodes shown"
+        own = len(workers) > 1 and all(len(spec.cpus) == 1 for spec in workers)
+        return f"{nodes}: " + ("each process has a CPU of its own" if own else "nothing to bind processes to")
     if not machine.usable_nodes:
         return (
             f"warning: none of the allowed CPUs {format_ids(machine.cpus)} belongs to a NUMA node, so processes are "

@@ -46,7 +46,7 @@ def gradients(loss: str, how: Aggregation, size: int | None) -> tuple[torch.Tens
     engine = make_engine(loss=loss, engine={"micro_batch_size": size}, **TERMS)
     step = engine.learner._backward(prepared(engine, how), ["push"], 0.5)
     found = torch.cat([parameter.grad.flatten() for parameter in engine.optimizer.parameters])
-    metrics = summarize(step, engine.ranks, engine.version)
+    metrics = summarize([step], engine.ranks, engine.version)
     assert float(mean_kl(step, engine.ranks)) == pytest.approx(float(metrics["approx_kl"]), rel=1e-6)
     return found, step.loss, {name: float(value) for name, value in metrics.items()}
 

@@ -72,7 +72,9 @@ def test_every_worker_runs_on_allowed_cpus_of_one_node(workers, machine, numa):
     for spec in plan:
         assert spec.cpus and set(spec.cpus) <= set(machine.cpus)
         if not binds(numa, machine):
-            assert (spec.numa_node, spec.memory_node, spec.cpus) == (None, None, machine.cpus)
+            own = numa is Numa.auto and len(machine.nodes) < 2 and workers == len(machine.cpus)
+            cpus = (machine.cpus[spec.rank],) if own else machine.cpus
+            assert (spec.numa_node, spec.memory_node, spec.cpus) == (None, None, cpus)
         else:
             assert spec.cpus == nodes[spec.numa_node].cpus
             assert spec.memory_node == (spec.numa_node if nodes[spec.numa_node].memory else None)
@@ -171,15 +173,23 @@ def plan_on(tree, num_envs, workers="auto", *, cpus, numa=Numa.auto, device=Devi
 
 
 def test_one_node_is_left_alone_and_says_so(tmp_path):
-    plan, said = plan_on(make_machine(tmp_path, {0: "0-3"}), 4, cpus=range(4))
-    assert plan == [(None, (0, 1, 2, 3), None)] * 4
+    plan, said = plan_on(make_machine(tmp_path, {0: "0-3"}), 2, cpus=range(4))
+    assert plan == [(None, (0, 1, 2, 3), None)] * 2
     assert said == "one NUMA node: nothing to bind processes to"
 
 
 def test_a_kernel_without_numa_is_left_alone(tmp_path):
-    plan, said = plan_on(make_machine(tmp_path, {}), 2, cpus=range(2))
-    assert plan == [(None, (0, 1), None)] * 2
+    plan, said = plan_on(make_machine(tmp_path, {}), 2, cpus=range(3))
+    assert plan == [(None, (0, 1, 2), None)] * 2
     assert said == "no NUMA nodes shown: nothing to bind processes to"
+
+
+def test_as_many_processes_as_cpus_of_one_node_get_one_each(tmp_path):
+    tree = make_machine(tmp_path, {0: "0-3"})
+    plan, said = plan_on(tree, 3, cpus=[0, 2, 3])
+    assert plan == [(None, (0,), None), (None, (2,), None), (None, (3,), None)]
+    assert said == "one NUMA node: each process has a CPU of its own"
+    assert plan_on(tree, 3, cpus=[0, 2, 3], numa=Numa.off)[0] == [(None, (0, 2, 3), None)] * 3
 
 
 def test_two_nodes_share_the_workers(tmp_path):

@@ -6,6 +6,7 @@ Observations, rewards and success are those of MetaWorld bit for bit (`tests/env
 - Named look-ups (`data.body("hand")`) are done once: the arrays they return are views that stay valid.
 - Orientation matrices become quaternions in plain arithmetic: the formula of `scipy.spatial.transform.Rotation` without
   its dispatch over array libraries.
+- Rewards of single numbers are computed without arrays.
 - Contacts between fingers and object are found in arrays, not one by one.
 - Target sites are not moved after a step, because the `mj_forward` that follows restores their position in the model.
 - MetaWorld resets twice, and each time simulates 250 substeps to move the arm to its start. The first reset only has
@@ -23,6 +24,7 @@ from typing import Any
 import mujoco
 import numpy as np
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+from metaworld.utils import reward_utils
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation  # type: ignore[import-untyped]
 
@@ -58,6 +60,7 @@ def make(task: str) -> Any:
     module = importlib.import_module(task_class.__module__)
     if getattr(module, "Rotation", None) is Rotation:
         module.Rotation = QuickRotation  # type: ignore[attr-defined]
+    reward_utils.tolerance = quick_tolerance
     env: Any = type(task_class.__name__, (_Driver, task_class), {})()
     # As in MetaWorld's multi-task benchmarks, observations contain the goal. The observation space is cached with the
     # goal hidden and steps clip to it, so it has to be rebuilt.
@@ -331,6 +334,27 @@ class _Driver:
         state = np.empty(mujoco.mj_stateSize(self.model, STATE))
         mujoco.mj_getState(self.model, self.data, state, STATE)
         return state
+
+
+_tolerance = reward_utils.tolerance
+
+
+def quick_tolerance(
+    x: Any,
+    bounds: tuple[float, float] = (0.0, 0.0),
+    margin: Any = 0.0,
+    sigmoid: str = "gaussian",
+    value_at_margin: float = 0.1,
+) -> Any:
+    """Return what MetaWorld's `tolerance` does: 1 where `x` is within bounds, less with the distance from them. Rewards
+    ask for single numbers and long tails, which are computed here without arrays."""
+    lower, upper = bounds
+    if not isinstance(x, float) or sigmoid != "long_tail" or not lower <= upper or not margin > 0:
+        return _tolerance(x, bounds, margin, sigmoid, value_at_margin)  # type: ignore[arg-type]
+    if lower <= x <= upper:
+        return 1.0
+    distance = (float(lower - x) if x < lower else float(x - upper)) / float(margin)
+    return 1.0 / ((distance * math.sqrt(1.0 / value_at_margin - 1.0)) ** 2 + 1.0)
 
 
 class QuickRotation:

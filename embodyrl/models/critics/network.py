@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, relu
 
 from embodyrl.models.critics.config import CriticSizes
+from embodyrl.models.products import ensemble_product
 
 
 def critic_weights(inputs: int, config: CriticSizes) -> int:
@@ -76,7 +77,7 @@ class Critics(nn.Module):
         # `expand` copies nothing: all critics read the same `[M, F + N]`.
         hidden = torch.cat([features, actions], -1).expand(len(weights[0]), -1, -1)
         for layer, (weight, bias) in enumerate(zip(weights[:-1], biases[:-1], strict=True)):
-            hidden = torch.baddbmm(bias, hidden, weight)
+            hidden = ensemble_product(hidden, weight, bias)
             if self.normed:
                 hidden = torch.addcmul(shifts[layer], layer_norm(hidden, hidden.shape[-1:]), gains[layer])
             hidden = relu(hidden)

@@ -26,8 +26,9 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import SteeringConfig
 from embodyrl.models.flow.denoising import prior
 from embodyrl.models.flow.policy import HEADS_FILE, FlowPolicy, guidable
+from embodyrl.models.mlp.network import MODULES, build_network
 from embodyrl.models.mlp.options import Activation
-from embodyrl.models.mlp.policy import ACTIVATIONS, ATANH_INSIDE, build_network
+from embodyrl.models.mlp.policy import ATANH_INSIDE
 from embodyrl.models.normalizer import RunningNormalizer
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Mode, ParallelPlan, PolicyObservation, SoftPolicy
 from embodyrl.models.sampling import Squashed
@@ -60,7 +61,7 @@ class Steering(nn.Module):
         self.normalizer = RunningNormalizer(features, SMALLEST_DEVIATION)
         # A standard deviation of 1 before tanh is about as wide as the noise that the flow policy was trained with.
         self.head = Squashed(size, log_std=0.0)
-        self.actor = build_network([features, *hidden_sizes, self.head.outputs], ACTIVATIONS[Activation.relu], 0.01)
+        self.actor = build_network([features, *hidden_sizes, self.head.outputs], MODULES[Activation.relu], 0.01)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the parameters of the Gaussians `[B, 2*N]` for features `[B, F]` as they are stored."""

@@ -23,8 +23,9 @@ from embodyrl.models.critics.network import Critics, critic_weights
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.denoising import euler, prior
 from embodyrl.models.mlp.heads import FlowHead
+from embodyrl.models.mlp.network import MODULES, build_network
 from embodyrl.models.mlp.options import Distribution, HeadConfig, MLPConfig
-from embodyrl.models.mlp.policy import ACTIVATIONS, ActorCritic, MLPPolicy, build_network
+from embodyrl.models.mlp.policy import ActorCritic, MLPPolicy
 from embodyrl.models.policy import (
     ACTION_WEIGHTS,
     WEIGHTS_FILE,
@@ -88,7 +89,7 @@ class FlowActorCritic(ActorCritic):
         """From features and noise to a chunk."""
         if config.head is Distribution.one_step:
             sizes = [self.feature_dim + self.head.size, *hidden_sizes, self.head.size]
-            self.one_step = build_network(sizes, ACTIVATIONS[config.activation], 0.01)
+            self.one_step = build_network(sizes, MODULES[config.activation], 0.01)
 
     # ---- chunks
 

@@ -8,47 +8,21 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from embodyrl.envs import SimulatorSpec
 from embodyrl.models.errors import PolicyError
+from embodyrl.models.mlp import acting
 from embodyrl.models.mlp.heads import CategoricalHead, FlowHead, GaussianHead, SquashedHead, build_head
-from embodyrl.models.mlp.options import Activation, HeadConfig, MLPConfig
+from embodyrl.models.mlp.network import MODULES, Network, build_network
+from embodyrl.models.mlp.options import HeadConfig, MLPConfig
 from embodyrl.models.normalizer import SMALLEST_DEVIATION, RunningNormalizer
 from embodyrl.models.policy import ActOutput, EvalOutput, Inputs, Mode, PolicySpec, SoftPolicy, mean_over_samples
 
 ATANH_INSIDE = 1.0 - 2.0**-24
 """Largest float32 below 1, whose inverse tanh is finite."""
-
-ACTIVATIONS = {Activation.tanh: nn.Tanh, Activation.relu: nn.ReLU, Activation.elu: nn.ELU}
-
-
-class Network(nn.Sequential):
-    """A sequence of layers that calls `forward` directly and so skips the overhead of `Module.__call__`, a third of the
-    time for small batches. Hooks of single layers do not run."""
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return the last layer's output `[B, outputs]` for `features [B, S]`."""
-        for layer in self:
-            features = layer.forward(features)
-        return features
-
-
-def build_network(sizes: Sequence[int], activation: type[nn.Module], output_gain: float) -> Network:
-    """Build linear layers of `sizes` with `activation` between them: orthogonal weights (gain sqrt(2), `output_gain`
-    for the last layer) and zero biases, as in Engstrom et al. (2020), "Implementation matters in deep policy
-    gradients"."""
-    layers: list[nn.Module] = []
-    for index, (fan_in, fan_out) in enumerate(pairwise(sizes)):
-        last = index == len(sizes) - 2
-        linear = nn.Linear(fan_in, fan_out)
-        nn.init.orthogonal_(linear.weight, output_gain if last else math.sqrt(2.0))
-        nn.init.zeros_(linear.bias)
-        layers += [linear] if last else [linear, activation()]
-    return Network(*layers)
 
 
 class ActorCritic(SoftPolicy):
@@ -75,7 +49,7 @@ class ActorCritic(SoftPolicy):
 
     def build_actor(self, config: HeadConfig, hidden_sizes: Sequence[int]) -> None:
         """Build the networks behind the features: those of the policy, and the value network if it has one."""
-        sizes, activation = [self.feature_dim, *hidden_sizes], ACTIVATIONS[config.activation]
+        sizes, activation = [self.feature_dim, *hidden_sizes], MODULES[config.activation]
         # Velocities depend on a noisy chunk and its share of noise, too.
         further = self.head.size + 1 if isinstance(self.head, FlowHead) else 0
         self.actor = build_network([sizes[0] + further, *sizes[1:], self.head.outputs], activation, 0.01)
@@ -171,6 +145,15 @@ class MLPPolicy(ActorCritic):
         smallest = SMALLEST_DEVIATION if self.learns_from_replay else 0.0
         self.normalizer = RunningNormalizer(simulator.proprio_dim, smallest) if config.normalize_observations else None
         self.build_actor(config, config.hidden_sizes)
+        self._most_in_numpy = acting.most_observations(self.actor, self.critic, self.head)
+
+    def act(self, inputs: Inputs, mode: Mode, generator: torch.Generator | None = None) -> ActOutput:
+        """See `ActorCritic`."""
+        if not self.memory_stays or not acting.suits(inputs["proprio"], self._most_in_numpy):
+            return super().act(inputs, mode, generator)
+        assert isinstance(self.head, GaussianHead) and self.critic is not None, "the only ones that suit"
+        proprio = inputs["proprio"]
+        return acting.act(proprio, self.normalizer, self.actor, self.critic, self.head, mode, generator)
 
     def update_statistics(self, inputs: Inputs) -> None:
         """Update the running observation normalisation."""
