@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from turns import take_turns
 
 from embodyrl.config import load_config
@@ -83,14 +82,14 @@ def observed(samples: int) -> Observation:
     )
 
 
-def batch_of(engine: HybridEngine, samples: int) -> TensorDict:
+def batch_of(engine: HybridEngine, samples: int) -> dict[str, Any]:
     """The engine's own decisions, with random advantages; images only where traces do not hold them."""
     observation, draw = observed(samples), torch.Generator().manual_seed(0)
     decided = engine.act(observation, "train")
     columns: dict[str, Any] = {
         "proprio": torch.from_numpy(observation.proprio),
         "task_index": torch.zeros(samples, dtype=torch.int64),
-        "trace": TensorDict({name: tensor.clone() for name, tensor in decided.trace.items()}, [samples]),
+        "trace": {name: tensor.clone() for name, tensor in decided.trace.items()},
         "version": torch.zeros(samples, dtype=torch.int64),
         "sequence": torch.arange(samples),
         "executed": torch.ones(samples, CHUNK, dtype=torch.bool),
@@ -103,7 +102,7 @@ def batch_of(engine: HybridEngine, samples: int) -> TensorDict:
     }
     if not engine.policy.trace_holds_images:
         columns["images"] = torch.from_numpy(observation.images)
-    return TensorDict(columns, [samples])
+    return columns
 
 
 def seconds(call: Callable[[], object], rounds: int = 5) -> float:
@@ -143,7 +142,7 @@ def main() -> None:
     batches = {id(learner): batch_of(learner.engine, arguments.samples) for learner in (kept, images)}
 
     def update(learner: Any) -> Callable[[], object]:
-        return lambda: learner.update(batches[id(learner)].clone(), [TASK_DESCRIPTION])
+        return lambda: learner.update(batches[id(learner)], [TASK_DESCRIPTION])
 
     times = take_turns({"kept": update(kept), "images": update(images)}, arguments.rounds)
     medians = {name: statistics.median(spent) for name, spent in times.items()}
@@ -155,7 +154,7 @@ def main() -> None:
         "update_s": medians,
         "ratio": medians["kept"] / medians["images"],
         "parts_of_a_minibatch_s": parts,
-        "bytes_of_a_trace": int(batches[id(kept)]["trace", "seen"][0].nbytes),
+        "bytes_of_a_trace": int(batches[id(kept)]["trace"]["seen"][0].nbytes),
         "bytes_of_an_image": SIDE * SIDE * 3,
     }
     print(json.dumps(numbers, indent=1))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -114,7 +115,7 @@ def measure(rollout: Rollout, ranks: Ranks, way: str, minibatches: int) -> dict[
         start = time.perf_counter()
         batch = spread.gather_rollouts(rollout, exchange, 1).batch
         joined = time.perf_counter() - start
-        order = torch.randperm(batch.size.numel(), generator=torch.Generator().manual_seed(0))
+        order = torch.randperm(math.prod(batch.size), generator=torch.Generator().manual_seed(0))
         total = 0
         for part in order.tensor_split(minibatches):
             dealt = part.tensor_split(ranks.size)
@@ -126,7 +127,7 @@ def measure(rollout: Rollout, ranks: Ranks, way: str, minibatches: int) -> dict[
             total += int(images[:, 0, 0, 0, 0].sum())
         seconds = time.perf_counter() - start
     every = sum(int(each) for each in ranks.gather(torch.tensor([total])))
-    assert every == sum(range(ranks.size)) * batch.size.numel() // ranks.size, "every image was read once"
+    assert every == sum(range(ranks.size)) * math.prod(batch.size) // ranks.size, "every image was read once"
     received = exchange.received if way == "stay" else rollout.batch["images"].nbytes * (ranks.size - 1)
     return {
         "join [s]": joined,

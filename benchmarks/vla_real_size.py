@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
@@ -332,7 +331,7 @@ def measure_learning(
     }
 
 
-def decisions(engine: HybridEngine, observation: Observation) -> TensorDict:
+def decisions(engine: HybridEngine, observation: Observation) -> dict[str, Any]:
     """A batch to learn from: the engine's own decisions, all equally good."""
     samples = len(observation.task_descriptions)
     decided = engine.act(observation, "train")
@@ -340,7 +339,7 @@ def decisions(engine: HybridEngine, observation: Observation) -> TensorDict:
         "images": torch.from_numpy(observation.images),
         "proprio": torch.from_numpy(observation.proprio),
         "task_index": torch.zeros(samples, dtype=torch.int64),
-        "trace": TensorDict({name: tensor.clone().cpu() for name, tensor in decided.trace.items()}, [samples]),
+        "trace": {name: tensor.clone().cpu() for name, tensor in decided.trace.items()},
         "version": torch.zeros(samples, dtype=torch.int64),
         "sequence": torch.arange(samples),
         "executed": torch.ones(samples, engine.policy.spec.chunk_size, dtype=torch.bool),
@@ -349,7 +348,7 @@ def decisions(engine: HybridEngine, observation: Observation) -> TensorDict:
         "advantages": torch.ones(samples),
         "old_logprobs": decided.logprobs.sum(1).cpu(),
     }
-    return TensorDict(columns, [samples])
+    return columns
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ from typing import Any, Literal
 
 import psutil
 
-IMPORTED = ("torch.utils.tensorboard", "tensordict", "av", "gymnasium", "PIL.Image", "embodyrl.tracking.report.page")
+IMPORTED = ("torch.utils.tensorboard", "av", "gymnasium", "PIL.Image", "embodyrl.tracking.report.page")
 """What the server imports; the last one, Bokeh."""
 ROOMS = ("algorithms", "engine", "pipelines", "rollout", "runner", "tracking", "cli")
 """Parts of embodyrl of which it imports every module."""

@@ -326,7 +326,15 @@ def check_options(options: type) -> Sequence[ConfigIssue]:
 
 def _check_option(setting: Setting, owner: type) -> Iterator[ConfigIssue]:
     """Check the type, limits and default of one option of the class `owner`."""
-    what, place = f"option {setting.name!r} of {owner.__qualname__}", line_of(owner, setting.name)
+    faults = list(_faults_of_option(setting, f"option {setting.name!r} of {owner.__qualname__}"))
+    # Python's source is read only for a fault: all options together take longer than everything else that is checked.
+    place = line_of(owner, setting.name) if faults else ""
+    yield from (dataclasses.replace(each, message=each.message + place) for each in faults)
+    if not faults and setting.section is not None:
+        yield from check_options(setting.section)
+
+
+def _faults_of_option(setting: Setting, what: str) -> Iterator[ConfigIssue]:
     low, high = (setting.field.metadata.get(name) for name in ("low", "high"))
     if not _is_supported(setting):
         kind = setting.field.type
@@ -336,16 +344,14 @@ def _check_option(setting: Setting, owner: type) -> Iterator[ConfigIssue]:
             hint = f"write `{setting.name}: {instead}`, or {hint}"
         if set(setting.kinds) & {int, float} and str in setting.kinds:
             hint = 'name the legal texts, as in `setting(1, words=("auto",))`'
-        yield ConfigIssue((), f"{what} has the type {text}, which no option can have{place}", hint)
+        yield ConfigIssue((), f"{what} has the type {text}, which no option can have", hint)
     elif low is not None and high is not None and low > high:
-        message = f"{what} has low={low:g} above high={high:g}, so that no value is legal{place}"
+        message = f"{what} has low={low:g} above high={high:g}, so that no value is legal"
         yield ConfigIssue((), message, f"write low={high:g}, high={low:g}")
-    elif setting.section is not None:
-        yield from check_options(setting.section)
-    elif not setting.required:
+    elif setting.section is None and not setting.required:
         problem = _check_default(setting)
         if problem is not None:
-            yield ConfigIssue((), f"the default of {what} {problem.message}{place}", problem.hint)
+            yield ConfigIssue((), f"the default of {what} {problem.message}", problem.hint)
 
 
 def _is_supported(setting: Setting) -> bool:

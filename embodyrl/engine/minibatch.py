@@ -9,8 +9,8 @@ Shapes: `M` chunks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from embodyrl.engine.exchange import ADDRESS, Exchange
 from embodyrl.engine.large import LEARNED_FROM
 from embodyrl.models.policy import PolicyObservation
 from embodyrl.tracking.clock import Clock, Phase
-
-if TYPE_CHECKING:
-    from tensordict import TensorDictBase
 
 Columns = dict[str, Any]
 """Tensors `[M, ...]` by name, and dictionaries of them."""
@@ -34,15 +31,21 @@ ON_HOST = frozenset({"task_index", ADDRESS})
 a GPU would wait for the work of the micro-batches before."""
 
 
-def to_columns(batch: TensorDictBase | Columns, device: torch.device, on_host: frozenset[str] = ON_HOST) -> Columns:
-    """Return a batch as plain dictionaries, from which taking rows costs a tenth of what it costs a TensorDict. All
-    tensors but those of `on_host` are on the device."""
-    items: Iterable[tuple[str, Any]] = batch.items()
+def mapped(columns: Mapping[str, Any], function: Callable[[Tensor], Tensor]) -> Columns:
+    """Return a function of every tensor, in dictionaries of the same names."""
+    return {
+        name: function(column) if isinstance(column, Tensor) else mapped(column, function)
+        for name, column in columns.items()
+    }
+
+
+def to_columns(batch: Mapping[str, Any], device: torch.device, on_host: frozenset[str] = ON_HOST) -> Columns:
+    """Return a batch of which all tensors but those of `on_host` are on the device."""
     return {
         name: column.to("cpu" if name in on_host else device)
         if isinstance(column, Tensor)
         else to_columns(column, device, on_host)
-        for name, column in items
+        for name, column in batch.items()
     }
 
 

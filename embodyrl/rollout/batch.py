@@ -6,22 +6,24 @@ Shapes: `K` chunks, `B` slots, `C` actions in a chunk, `D` action dims, `N` log-
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from embodyrl.config.renames import COLUMNS as RENAMED
 from embodyrl.config.renames import newest_name
 from embodyrl.engine.exchange import ADDRESS
 from embodyrl.engine.large import APART
+from embodyrl.engine.minibatch import Columns, mapped, nested
 
 
 class BatchError(ValueError):
@@ -110,7 +112,7 @@ AXES: Mapping[Along, int] = {"K": 0, "B": 1}
 
 
 class TrajectoryBatch:
-    """A table of `[K, B]` chunks, stored in a TensorDict.
+    """A table of `[K, B]` chunks: a dictionary of columns, and of dictionaries of them.
 
     Methods that cut or join name the dimension. Columns are copied only where that is necessary.
 
@@ -130,32 +132,40 @@ class TrajectoryBatch:
         if not isinstance(valid, Tensor) or valid.dim() != 2:
             raise BatchError("column 'valid' must be a tensor [K, B]")
         self.task_descriptions = list(task_descriptions)
-        self.data = TensorDict({}, batch_size=valid.shape)
+        self.data: Columns = {}
+        self.size: tuple[int, int] = (valid.shape[0], valid.shape[1])
+        """`K, B`."""
         for name, column in columns.items():
             self[name] = column
 
     @classmethod
-    def _of(cls, data: TensorDictBase, task_descriptions: Sequence[str]) -> TrajectoryBatch:
+    def _of(cls, data: Columns, size: Sequence[int], task_descriptions: Sequence[str]) -> TrajectoryBatch:
         """Make a batch of columns that were checked before; required ones may be missing."""
         batch = cls.__new__(cls)
         batch.data, batch.task_descriptions = data, list(task_descriptions)
+        batch.size = (size[0], size[1])
         return batch
 
-    @property
-    def size(self) -> torch.Size:
-        """`[K, B]`."""
-        return self.data.batch_size
+    def _mapped(self, function: Callable[[Tensor], Tensor], along: Along, whole: int) -> TrajectoryBatch:
+        """Return a batch of a function of every tensor, which changes the size along a dimension."""
+        size = (whole, self.size[1]) if along == "K" else (self.size[0], whole)
+        return self._of(mapped(self.data, function), size, self.task_descriptions)
 
     def __setitem__(self, name: str, column: Tensor | Mapping[str, Tensor]) -> None:
         if not isinstance(column, Tensor):
-            self.data[name] = TensorDict(dict(column), batch_size=self.size)
+            for inner, part in column.items():
+                self._require_size(f"{name}/{inner}", part)
+            self.data[name] = dict(column)
             return
         rule, sizes = COLUMNS.get(name), self._sizes(name)
         if rule is not None and not rule.accepts(column, sizes):
             raise BatchError(f"column {name!r} is {found(column)}, expected {rule.describe(sizes)}")
+        self._require_size(name, column)
+        self.data[name] = column
+
+    def _require_size(self, name: str, column: Tensor) -> None:
         if column.shape[:2] != self.size:
             raise BatchError(f"column {name!r} is {found(column)}, expected a shape that begins with {list(self.size)}")
-        self.data[name] = column
 
     def _sizes(self, but: str) -> dict[str, int]:
         """Return the sizes of the shape letters in all columns except `but`."""
@@ -184,11 +194,11 @@ class TrajectoryBatch:
 
     def columns(self) -> list[str]:
         """Names of all columns."""
-        return [str(name) for name in self.data.keys()]  # noqa: SIM118 - a TensorDict iterates over its rows
+        return list(self.data)
 
-    def decisions(self, *names: str) -> TensorDictBase:
+    def decisions(self, *names: str) -> Columns:
         """Return the named columns with `[K, B]` flattened to `[K*B]`."""
-        return self.select(*names).data.reshape(-1)
+        return mapped(self.select(*names).data, lambda column: column.flatten(0, 1))
 
     def select(self, *names: str) -> TrajectoryBatch:
         """Return a batch with only the named columns, which share their memory.
@@ -196,14 +206,18 @@ class TrajectoryBatch:
         Raises:
             BatchError: there is no such column.
         """
-        return self._of(TensorDict({name: self[name] for name in names}, batch_size=self.size), self.task_descriptions)
+        return self._of({name: self[name] for name in names}, self.size, self.task_descriptions)
 
     def split(self, sizes: Sequence[int], along: Along) -> list[TrajectoryBatch]:
         """Return consecutive parts of these sizes, which must add up to the whole."""
         whole = self.size[AXES[along]]
         if sum(sizes) != whole or min(sizes, default=0) < 0:
             raise BatchError(f"parts of {list(sizes)} do not make up {along} = {whole}")
-        return [self._of(part, self.task_descriptions) for part in self.data.split(list(sizes), AXES[along])]
+        firsts = itertools.accumulate([0, *sizes[:-1]])
+        return [
+            self._mapped(functools.partial(Tensor.narrow, dim=AXES[along], start=first, length=size), along, size)
+            for first, size in zip(firsts, sizes, strict=True)
+        ]
 
     def chunk(self, parts: int, along: Along) -> list[TrajectoryBatch]:
         """Return `parts` consecutive parts of equal size.
@@ -218,7 +232,8 @@ class TrajectoryBatch:
 
     def take(self, numbers: Tensor, along: Along) -> TrajectoryBatch:
         """Return the chunks or slots with these numbers `[M]`, in this order (or where a mask is True)."""
-        return self._of(self.data[numbers] if along == "K" else self.data[:, numbers], self.task_descriptions)
+        count = int(numbers.sum()) if numbers.dtype is torch.bool else len(numbers)
+        return self._mapped(lambda column: column[numbers] if along == "K" else column[:, numbers], along, count)
 
     def pad(self, size: int, along: Along) -> TrajectoryBatch:
         """Append zeros up to this size; they do not count, since `valid` is False there."""
@@ -227,12 +242,15 @@ class TrajectoryBatch:
             raise BatchError(f"{along} = {self.size[AXES[along]]} is more than the {size} to pad to: use split")
         shape = list(self.size)
         shape[AXES[along]] = more
-        zeros = self.data.apply(lambda column: column.new_zeros(*shape, *column.shape[2:]), batch_size=shape)
-        return self._of(_cat([self.data, zeros], along), self.task_descriptions)
+
+        def padded(column: Tensor) -> Tensor:
+            return torch.cat([column, column.new_zeros(*shape, *column.shape[2:])], AXES[along])
+
+        return self._mapped(padded, along, size)
 
     def to(self, device: torch.device | str) -> TrajectoryBatch:
         """Return the batch on another device."""
-        return self._of(self.data.to(device), self.task_descriptions)
+        return self._of(mapped(self.data, lambda column: column.to(device)), self.size, self.task_descriptions)
 
     def save(self, path: Path) -> None:
         """Write one safetensors file; its header holds the task descriptions and the size, as JSON."""
@@ -253,16 +271,19 @@ class TrajectoryBatch:
         cls, tensors: Mapping[str, Tensor], size: Sequence[int], task_descriptions: Sequence[str]
     ) -> TrajectoryBatch:
         """Return the batch of `size` `[K, B]` with these `leaves`."""
-        data = TensorDict({}, batch_size=list(size))
-        for name, tensor in tensors.items():
-            data[tuple(name.split("/"))] = tensor
-        return cls._of(data, task_descriptions)
+        return cls._of(nested(tensors), size, task_descriptions)
 
 
 def leaves(batch: TrajectoryBatch) -> dict[str, Tensor]:
     """Return all tensors of a batch by name; nested ones are called `trace/sample`."""
-    found: Any = batch.data.items(include_nested=True, leaves_only=True)
-    return {"/".join(key) if isinstance(key, tuple) else key: leaf for key, leaf in found}
+    found: dict[str, Tensor] = {}
+    for name, column in batch.data.items():
+        found |= (
+            {name: column}
+            if isinstance(column, Tensor)
+            else {f"{name}/{inner}": part for inner, part in column.items()}
+        )
+    return found
 
 
 def concat(batches: Sequence[TrajectoryBatch], along: Along) -> TrajectoryBatch:
@@ -279,12 +300,11 @@ def concat(batches: Sequence[TrajectoryBatch], along: Along) -> TrajectoryBatch:
     first, *others = renumbered = [_with_task_descriptions(batch, task_descriptions) for batch in batches]
     for other in others:
         _check_joint(first, other, along)
-    return TrajectoryBatch._of(_cat([batch.data for batch in renumbered], along), task_descriptions)
-
-
-def _cat(parts: Sequence[Any], along: Along) -> Any:
-    """`torch.cat` of TensorDicts, whose types it does not know."""
-    return torch.cat(list(parts), AXES[along])
+    parts = [leaves(batch) for batch in renumbered]
+    joined = {name: torch.cat([part[name] for part in parts], AXES[along]) for name in parts[0]}
+    size = list(first.size)
+    size[AXES[along]] = sum(batch.size[AXES[along]] for batch in renumbered)
+    return TrajectoryBatch._of(nested(joined), size, task_descriptions)
 
 
 def _with_task_descriptions(batch: TrajectoryBatch, task_descriptions: list[str]) -> TrajectoryBatch:
@@ -295,7 +315,7 @@ def _with_task_descriptions(batch: TrajectoryBatch, task_descriptions: list[str]
         [task_descriptions.index(task_description) for task_description in batch.task_descriptions],
         device=batch["task_index"].device,
     )
-    renumbered = TrajectoryBatch._of(batch.data.copy(), task_descriptions)
+    renumbered = TrajectoryBatch._of(dict(batch.data), batch.size, task_descriptions)
     renumbered["task_index"] = numbers[batch["task_index"]]
     return renumbered
 

@@ -580,7 +580,7 @@ def joined(demonstrated: Mapping[str, NDArray[Any]], played: Mapping[str, NDArra
 
 def _column(batch: TrajectoryBatch, name: str) -> Tensor:
     """Return a column of a batch, or of its traces of decisions."""
-    column: Tensor = batch[name] if name in batch else batch.data["trace", name]
+    column: Tensor = batch[name] if name in batch else batch.data["trace"][name]
     return column
 
 

@@ -17,7 +17,6 @@ import programs
 import pytest
 import torch
 import yaml
-from tensordict import TensorDict
 from torch import Tensor
 
 from embodyrl.config.build import build_section
@@ -337,7 +336,7 @@ def test_what_is_computed_is_computed_where_its_inputs_are(example) -> None:
 
 
 def test_the_stage_subtracts_its_price(example) -> None:
-    batch = TensorDict({"actions": torch.full((3, 4, 2, 6), 0.5), "shaped_rewards": torch.ones(3, 4, 2)}, [3, 4])
+    batch = {"actions": torch.full((3, 4, 2, 6), 0.5), "shaped_rewards": torch.ones(3, 4, 2)}
     iteration = types.SimpleNamespace(batch=batch, metrics={})
     example("custom_stage")["pay_for_effort"](iteration)
     assert iteration.metrics["mine/effort"] == pytest.approx(1.5)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `learning` is
 
@@ -63,29 +62,26 @@ def make_engine(
     )
 
 
-def make_batch(engine: LearningEngine, size: int = 16) -> TensorDict:
+def make_batch(engine: LearningEngine, size: int = 16) -> dict[str, Any]:
     """Decisions of the engine's own policy, with advantages that favour large samples."""
     draw = np.random.default_rng(0)
     observation = Observation(proprio=draw.normal(size=(size, 3)).astype(np.float32), task_descriptions=["push"] * size)
     output = engine.act(observation, "train")
     sample = output.trace["sample"].clone()
-    return TensorDict(
-        {
-            "proprio": torch.from_numpy(observation.proprio),
-            "task_index": torch.zeros(size, dtype=torch.int64),
-            "trace": TensorDict({"sample": sample}, [size]),
-            "version": torch.full((size,), engine.version),
-            "sequence": torch.arange(size) // 4,
-            "executed": torch.ones(size, 1, dtype=torch.bool),
-            "valid": torch.ones(size, dtype=torch.bool),
-            "weights": torch.full((size,), 1 / size),
-            "advantages": sample.squeeze(-1) - sample.mean(),
-            "returns": torch.ones(size),
-            "old_logprobs": output.logprobs.sum(-1).clone(),
-            "old_values": output.values.clone(),
-        },
-        [size],
-    )
+    return {
+        "proprio": torch.from_numpy(observation.proprio),
+        "task_index": torch.zeros(size, dtype=torch.int64),
+        "trace": {"sample": sample},
+        "version": torch.full((size,), engine.version),
+        "sequence": torch.arange(size) // 4,
+        "executed": torch.ones(size, 1, dtype=torch.bool),
+        "valid": torch.ones(size, dtype=torch.bool),
+        "weights": torch.full((size,), 1 / size),
+        "advantages": sample.squeeze(-1) - sample.mean(),
+        "returns": torch.ones(size),
+        "old_logprobs": output.logprobs.sum(-1).clone(),
+        "old_values": output.values.clone(),
+    }
 
 
 def weights(engine: LearningEngine) -> torch.Tensor:

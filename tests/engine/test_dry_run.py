@@ -11,7 +11,6 @@ from engines import SPEC
 from learning import PPO, LearningEngine, learning_engine
 from measured import peak_bytes
 from slow import rest_slow
-from tensordict import TensorDict
 
 from embodyrl.config.schema import Device, EngineConfig, LoraConfig, ModelConfig, Precision
 from embodyrl.envs import ActionField, Observation, SimulatorSpec
@@ -56,14 +55,14 @@ def make_observation(spec: SimulatorSpec, samples: int) -> Observation:
     )
 
 
-def make_batch(engine: LearningEngine, spec: SimulatorSpec, samples: int) -> TensorDict:
+def make_batch(engine: LearningEngine, spec: SimulatorSpec, samples: int) -> dict[str, Any]:
     observation = make_observation(spec, samples)
     decision = engine.act(observation, "train")
     chunk = engine.policy.spec.chunk_size
     columns: dict[str, Any] = {
         "proprio": torch.from_numpy(observation.proprio),
         "task_index": torch.zeros(samples, dtype=torch.int64),
-        "trace": TensorDict({name: tensor.clone().cpu() for name, tensor in decision.trace.items()}, [samples]),
+        "trace": {name: tensor.clone().cpu() for name, tensor in decision.trace.items()},
         "version": torch.zeros(samples, dtype=torch.int64),
         "sequence": torch.arange(samples),
         "executed": torch.ones(samples, chunk, dtype=torch.bool) if decision.counted is None else decision.counted,
@@ -76,7 +75,7 @@ def make_batch(engine: LearningEngine, spec: SimulatorSpec, samples: int) -> Ten
     }
     if spec.cameras:
         columns["images"] = torch.from_numpy(observation.images)
-    return TensorDict(columns, [samples])
+    return columns
 
 
 def needs_and_measured(

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from learning import LearningEngine, learning_engine
-from tensordict import TensorDict
 from vla import CHUNK, SPEC, make_oft
 
 from embodyrl.algorithms.columns import Bound, logprobs_at_level
@@ -62,7 +61,7 @@ def make_engine(policy: Policy, *, algorithm: dict[str, Any] | None = None, **en
     )
 
 
-def rollout(engine: LearningEngine) -> TensorDict:
+def rollout(engine: LearningEngine) -> dict[str, Any]:
     """Decisions of the engine's policy, `SLOTS` at a time, as a rollout takes them."""
     draw, parts = np.random.default_rng(0), []
     level = engine.learner.algorithm.logprob_level
@@ -76,24 +75,22 @@ def rollout(engine: LearningEngine) -> TensorDict:
         executed = torch.ones(SLOTS, CHUNK, dtype=torch.bool)
         old = logprobs_at_level(level, output.logprobs, executed).clone()
         parts.append(
-            TensorDict(
-                {
-                    "images": torch.from_numpy(seen.images),
-                    "proprio": torch.from_numpy(seen.proprio),
-                    "task_index": torch.arange(SLOTS) % 2,
-                    "trace": TensorDict({name: value.clone() for name, value in output.trace.items()}, [SLOTS]),
-                    "version": torch.full((SLOTS,), engine.version),
-                    "sequence": torch.full((SLOTS,), number // 3),
-                    "executed": executed,
-                    "valid": torch.ones_like(old, dtype=torch.bool),
-                    "weights": torch.full_like(old, 1 / (DECISIONS * old.numel())),
-                    "advantages": torch.linspace(-1, 1, old.numel()).view(old.shape),
-                    "old_logprobs": old,
-                },
-                [SLOTS],
-            )
+            {
+                "images": torch.from_numpy(seen.images),
+                "proprio": torch.from_numpy(seen.proprio),
+                "task_index": torch.arange(SLOTS) % 2,
+                "trace": {name: value.clone() for name, value in output.trace.items()},
+                "version": torch.full((SLOTS,), engine.version),
+                "sequence": torch.full((SLOTS,), number // 3),
+                "executed": executed,
+                "valid": torch.ones_like(old, dtype=torch.bool),
+                "weights": torch.full_like(old, 1 / (DECISIONS * old.numel())),
+                "advantages": torch.linspace(-1, 1, old.numel()).view(old.shape),
+                "old_logprobs": old,
+            }
         )
-    return torch.cat(parts)
+    joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0] if name != "trace"}
+    return joined | {"trace": {name: torch.cat([part["trace"][name] for part in parts]) for name in parts[0]["trace"]}}
 
 
 def first_error(model: str, how: OldLogprobs, *, algorithm: dict[str, Any] | None = None, **engine: Any) -> float:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from learning import LearningEngine, learning_engine
-from tensordict import TensorDict
 
 from embodyrl.config.build import build_section
 from embodyrl.config.schema import Device, EngineConfig, Level, LossConfig, OptimizerConfig
@@ -83,28 +82,25 @@ def make_observation(size: int = 6, seed: int = 0) -> Observation:
     )
 
 
-def make_batch(engine: LearningEngine, size: int = 6) -> TensorDict:
+def make_batch(engine: LearningEngine, size: int = 6) -> dict[str, Any]:
     """Decisions of the engine's own policy, with some advantages."""
     observation = make_observation(size)
     output = engine.act(observation, "train")
     entries = (size, CHUNK, output.logprobs.shape[1] // CHUNK)
-    return TensorDict(
-        {
-            "images": torch.from_numpy(observation.images),
-            "task_index": torch.arange(size) % 2,
-            "trace": TensorDict({name: value.clone() for name, value in output.trace.items()}, [size]),
-            "version": torch.full((size,), engine.version),
-            "sequence": torch.arange(size),
-            "executed": torch.ones(size, CHUNK, dtype=torch.bool),
-            "valid": torch.ones(entries, dtype=torch.bool),
-            "weights": torch.full(entries, 1 / (size * CHUNK)),
-            "advantages": torch.linspace(-1, 1, size)[:, None, None].expand(entries),
-            "returns": torch.ones(size),
-            "old_logprobs": output.logprobs.view(entries).clone(),
-            "old_values": output.values.clone(),
-        },
-        [size],
-    )
+    return {
+        "images": torch.from_numpy(observation.images),
+        "task_index": torch.arange(size) % 2,
+        "trace": {name: value.clone() for name, value in output.trace.items()},
+        "version": torch.full((size,), engine.version),
+        "sequence": torch.arange(size),
+        "executed": torch.ones(size, CHUNK, dtype=torch.bool),
+        "valid": torch.ones(entries, dtype=torch.bool),
+        "weights": torch.full(entries, 1 / (size * CHUNK)),
+        "advantages": torch.linspace(-1, 1, size)[:, None, None].expand(entries),
+        "returns": torch.ones(size),
+        "old_logprobs": output.logprobs.view(entries).clone(),
+        "old_values": output.values.clone(),
+    }
 
 
 TASK_DESCRIPTIONS = list(SPEC.tasks.values())

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from standin import events
-from tensordict import TensorDict
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `learning` is
@@ -205,7 +204,7 @@ def observe(family: Family) -> Observation:
     )
 
 
-def make_batch(engine: LearningEngine, observation: Observation) -> TensorDict:
+def make_batch(engine: LearningEngine, observation: Observation) -> dict[str, Any]:
     """Return decisions of the engine's own policy as a rollout's batch, on the CPU."""
     output, chunk = engine.act(observation, "train"), engine.policy.spec.chunk_size
     # Log-probs that belong to whole chunks count like those of as many actions.
@@ -213,7 +212,7 @@ def make_batch(engine: LearningEngine, observation: Observation) -> TensorDict:
     entries = (*counts.shape, output.logprobs.shape[1] // counts.shape[1])
     columns = {
         "task_index": torch.arange(SIZE) % 2,
-        "trace": TensorDict({name: value.cpu().clone() for name, value in output.trace.items()}, [SIZE]),
+        "trace": {name: value.cpu().clone() for name, value in output.trace.items()},
         "version": torch.full((SIZE,), engine.version),
         "sequence": torch.arange(SIZE),
         "executed": counts,
@@ -227,10 +226,10 @@ def make_batch(engine: LearningEngine, observation: Observation) -> TensorDict:
     }
     if observation.images is not None:
         columns["images"] = torch.from_numpy(observation.images)
-    return TensorDict(columns, [SIZE])
+    return columns
 
 
-def leave_large(engine: LearningEngine, batch: TensorDict) -> TensorDict:
+def leave_large(engine: LearningEngine, batch: dict[str, Any]) -> dict[str, Any]:
     """Return a batch whose images and traces are fetched when they are learned from."""
     large = {f"trace/{name}": column for name, column in batch["trace"].items()}
     large |= {"images": batch["images"]} if "images" in batch else {}
@@ -311,7 +310,7 @@ def roll_out(engine: LearningEngine, observation: Observation, result: Result, m
             assert len(engine.graphs._recorded) == 1
 
 
-def update(engine: LearningEngine, batch: TensorDict, result: Result) -> None:
+def update(engine: LearningEngine, batch: dict[str, Any], result: Result) -> None:
     """Make an update. An optimiser step is counted from the end of the backward pass before it to the end of its own:
     what an update does once is not part of it."""
     begins: list[Counter[Any]] = []

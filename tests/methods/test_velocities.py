@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from learning import LearningEngine, learning_engine
-from tensordict import TensorDict
 
 from embodyrl.config import ConfigError, load_config
 from embodyrl.config.build import build_section
@@ -63,7 +62,7 @@ def make_engine(
     )
 
 
-def make_batch(engine: LearningEngine) -> TensorDict:
+def make_batch(engine: LearningEngine) -> dict[str, Any]:
     """Chunks of the engine's own policy, of which the first half was good; the last has executed one action."""
     draw = np.random.default_rng(3)
     observation = Observation(
@@ -75,24 +74,21 @@ def make_batch(engine: LearningEngine) -> TensorDict:
     assert "chain" not in output.trace and not output.logprobs.any(), "nothing is random but the first noise"
     executed = torch.ones(M, C, dtype=torch.bool)
     executed[-1, 1] = False
-    return TensorDict(
-        {
-            "images": torch.from_numpy(observation.images),
-            "proprio": torch.from_numpy(observation.proprio),
-            "task_index": torch.arange(M) % 2,
-            "trace": TensorDict({name: each.clone() for name, each in output.trace.items()}, [M]),
-            "version": torch.full((M,), engine.version),
-            "sequence": torch.arange(M),
-            "executed": executed,
-            "valid": torch.ones(M, dtype=torch.bool),
-            "weights": torch.full((M,), 1.0 / M),
-            "advantages": torch.tensor([1.0] * 4 + [-1.0] * 4),
-        },
-        [M],
-    )
+    return {
+        "images": torch.from_numpy(observation.images),
+        "proprio": torch.from_numpy(observation.proprio),
+        "task_index": torch.arange(M) % 2,
+        "trace": {name: each.clone() for name, each in output.trace.items()},
+        "version": torch.full((M,), engine.version),
+        "sequence": torch.arange(M),
+        "executed": executed,
+        "valid": torch.ones(M, dtype=torch.bool),
+        "weights": torch.full((M,), 1.0 / M),
+        "advantages": torch.tensor([1.0] * 4 + [-1.0] * 4),
+    }
 
 
-def flow_errors(engine: LearningEngine, batch: TensorDict) -> torch.Tensor:
+def flow_errors(engine: LearningEngine, batch: dict[str, Any]) -> torch.Tensor:
     """Errors of flow matching of each chunk, at 16 points."""
     draws = engine.policy.imitation_draws(M * 16, torch.Generator().manual_seed(7))
     images, states = batch["images"].clone(), batch["proprio"].clone()
@@ -100,7 +96,7 @@ def flow_errors(engine: LearningEngine, batch: TensorDict) -> torch.Tensor:
     with torch.no_grad():
         inputs = engine.prepare(PolicyObservation(images=images, proprio=states, task_descriptions=texts))
         found = engine.policy.match(
-            inputs, dict(batch["trace"].items()), {name: each.unflatten(0, (M, 16)) for name, each in draws.items()}
+            inputs, batch["trace"], {name: each.unflatten(0, (M, 16)) for name, each in draws.items()}
         )
     return (found.velocities - found.wanted).square().mean((1, 2))
 
@@ -112,7 +108,7 @@ def test_good_chunks_become_likelier_than_bad_ones(model: str, method: str) -> N
     batch = make_batch(engine)
     before = flow_errors(engine, batch)
     for number in range(3):
-        found = engine.learner.update(batch.clone(), TEXTS)
+        found = engine.learner.update(batch, TEXTS)
         assert found["train/ratio_error_first_minibatch"] == 0.0, "velocities are those of the same forward pass"
         assert found["train/grad_norm"] > 0.0 and found["train/epochs"] == 2.0, number
     change = flow_errors(engine, batch) - before
@@ -122,15 +118,15 @@ def test_good_chunks_become_likelier_than_bad_ones(model: str, method: str) -> N
 @pytest.mark.parametrize("method", METHODS)
 def test_parts_of_minibatches_and_a_restart_change_nothing(method: str) -> None:
     whole, parts, again = (make_engine(method=method, micro=size) for size in (None, 3, None))
-    batches = [make_batch(engine).clone() for engine in (whole, parts, again)]
+    batches = [make_batch(engine) for engine in (whole, parts, again)]
     for engine, batch in zip((whole, parts), batches, strict=False):
-        engine.learner.update(batch.clone(), TEXTS)
+        engine.learner.update(batch, TEXTS)
     for one, other in zip(whole.policy.parameters(), parts.policy.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     again.policy.load_state_dict(whole.policy.state_dict())
     again.load_state_dict(copy.deepcopy(whole.state_dict()))
     for engine in (whole, again):
-        engine.learner.update(batches[0].clone(), TEXTS)
+        engine.learner.update(batches[0], TEXTS)
     assert all(map(torch.equal, whole.policy.state_dict().values(), again.policy.state_dict().values()))
 
 
@@ -139,7 +135,7 @@ def test_ranking_learns_too() -> None:
     batch = make_batch(engine)
     before = flow_errors(engine, batch)
     for _ in range(3):
-        engine.learner.update(batch.clone(), TEXTS)
+        engine.learner.update(batch, TEXTS)
     change = flow_errors(engine, batch) - before
     assert change[:4].mean() < change[4:].mean()
 

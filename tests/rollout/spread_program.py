@@ -94,7 +94,7 @@ def check_joining(ranks: Ranks) -> None:
 
     # On one rank, and one of the columns.
     first = bring_large(batch, exchange, [rank == 0 for rank in range(ranks.size)], ["images"])
-    assert ("images" in first) == ranks.is_first and "chain" not in first["trace"].keys()  # noqa: SIM118 - a TensorDict
+    assert ("images" in first) == ranks.is_first and "chain" not in first["trace"]
 
     # Cut and joined as a filter does it, with rows of two rollouts.
     other = whole_batch(ranks.size, seed=1)

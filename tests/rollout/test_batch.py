@@ -35,7 +35,7 @@ def batch_of(k: int = 2, b: int = 3, seed: int = 0) -> TrajectoryBatch:
 
 def test_decisions_are_flattened_in_order() -> None:
     flat = batch_of().decisions("trace", "valid")
-    assert flat.shape == (6,) and flat["trace", "sample"].flatten().tolist() == [0, 1, 2, 3, 4, 5]
+    assert flat["valid"].shape == (6,) and flat["trace"]["sample"].flatten().tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -20,6 +21,7 @@ from embodyrl.config.schema import EngineConfig, EnvConfig, RolloutConfig
 from embodyrl.engine.hybrid import HybridEngine
 from embodyrl.envs.manager import EnvManager, MixedManager, start_env_manager
 from embodyrl.errors import UserError
+from embodyrl.rollout.batch import leaves
 from embodyrl.rollout.collector import Collector
 from embodyrl.rollout.episodes import EpisodeSource, Rollout, by_source, evaluation_episodes
 from embodyrl.runner.evaluation import borrowed, evaluate
@@ -53,10 +55,8 @@ def collected(config: EnvConfig, manager: EnvManager | MixedManager, schedule: s
 def same(one: Sequence[Rollout], other: Sequence[Rollout], *, sources: bool = True) -> None:
     for left, right in zip(one, other, strict=True):
         assert left.batch.columns() == right.batch.columns()
-        for name in left.batch.columns():
-            one_column, other_column = left.batch[name], right.batch[name]
-            equal = one_column == other_column
-            assert bool(equal.all()), name
+        ours, others = leaves(left.batch), leaves(right.batch)
+        assert [name for name in ours if not torch.equal(ours[name], others[name])] == []
         assert left.env_steps == right.env_steps
         kept = {} if sources else {"source": ""}
         assert [dataclasses.replace(each, **kept) for each in left.finished] == [

@@ -40,9 +40,7 @@ from embodyrl.registry import ADVANTAGES, ENCODERS, FILTERS, LOSSES
 from embodyrl.screen import task
 from embodyrl.tracking.clock import Phase
 
-if TYPE_CHECKING:  # importing it takes a while
-    from tensordict import TensorDictBase
-
+if TYPE_CHECKING:
     from embodyrl.rollout.batch import TrajectoryBatch
 
 
@@ -91,7 +89,7 @@ class NewestLearner(Learner):
         """Return whether the policy has moved so far that a step is not made, and ends the update."""
         return False
 
-    def update(self, batch: TensorDictBase, task_descriptions: Sequence[str]) -> dict[str, float]:
+    def update(self, batch: Columns, task_descriptions: Sequence[str]) -> dict[str, float]:
         """Learn from a batch: `algorithm.epochs` passes over it in shuffled minibatches, an optimiser step for each.
 
         Args:

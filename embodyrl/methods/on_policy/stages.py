@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 
 from embodyrl.algorithms.advantages import advantages_by, explained_variance, normalize
@@ -29,6 +28,7 @@ from embodyrl.algorithms.rewards import rewards_by
 from embodyrl.config.schema import Bootstrap, DiscountPer, RewardLevel
 from embodyrl.engine.exchange import ADDRESS
 from embodyrl.engine.large import APART
+from embodyrl.engine.minibatch import Columns, rows
 from embodyrl.methods.on_policy.config import NewestConfig
 from embodyrl.methods.on_policy.embeddings import episode_embeddings
 from embodyrl.methods.on_policy.learner import NewestLearner
@@ -150,7 +150,7 @@ def steps_of_actions(batch: TrajectoryBatch, settings: NewestConfig) -> dict[str
     }
 
 
-def chunks_to_learn_from(batch: TrajectoryBatch, settings: NewestConfig, num_chunks: int) -> TensorDictBase:
+def chunks_to_learn_from(batch: TrajectoryBatch, settings: NewestConfig, num_chunks: int) -> Columns:
     """Return the valid chunks `[M]` of a batch, with the columns that `NewestLearner.update` takes.
 
     Args:
@@ -174,9 +174,7 @@ def chunks_to_learn_from(batch: TrajectoryBatch, settings: NewestConfig, num_chu
         columns["old_values"] = batch["values"]
     # Padding and lost episodes leave the batch here, so that minibatches hold only chunks that count.
     taken = torch.nonzero(batch["valid"].flatten()).squeeze(1)
-    for name, column in columns.items():
-        chunks[name] = column.flatten(0, 1)
-    chunks = chunks[taken]
+    chunks = rows(chunks | {name: column.flatten(0, 1) for name, column in columns.items()}, taken)
     # Weights are made over the whole batch, before it is cut into minibatches (see `algorithms.aggregation`).
     longest = num_chunks * int(chunks["valid"][0].numel()) if len(taken) else 1
     chunks["weights"] = token_weights(chunks["valid"], chunks["sequence"], settings.aggregation, longest)
