@@ -3,6 +3,7 @@ operations."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,17 @@ MOST_SMALL = 2**18
 """Most weights of a policy that `SmallAdamW` learns; with more, computing takes longer than preparing."""
 
 
-class SmallAdamW(torch.optim.AdamW):
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW, without the guards against torch.compile around its methods, which nothing here compiles: the
+    first call of one imports all of it, a second of every start. `step` is to be called without gradients."""
+
+    step = inspect.unwrap(torch.optim.AdamW.step)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+
+
+class SmallAdamW(AdamW):
     """AdamW for a small policy on the CPU: the same numbers, bit for bit, in fewer operations.
 
     With the few weights of an MLP, preparing a step takes longer than making it. Here it is prepared once: gradients
@@ -106,7 +117,7 @@ def small_suits(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> 
 
 def adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), in one fused pass over all parameters."""
-    return torch.optim.AdamW(
+    return AdamW(
         groups,
         lr=config.lr,
         betas=(config.betas[0], config.betas[1]),

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from embodyrl.engine.parallel import Ranks, Replicas
+from embodyrl.engine.units import units
 from embodyrl.models.policy import EvalOutput, Policy
 
 ENTRIES = ("act", "evaluate", "sft_loss")
@@ -104,26 +105,6 @@ def _mesh(device: torch.device, ranks: int, shards: int) -> DeviceMesh:
     if shards == ranks:
         return init_device_mesh(device.type, (ranks,))
     return init_device_mesh(device.type, (ranks // shards, shards), mesh_dim_names=("copies", "shards"))
-
-
-def units(policy: Policy) -> list[nn.Module]:
-    """Return the modules whose weights are gathered together, inner ones first: the policy's blocks, the rest of it,
-    and layers of either that learn in more bits than their neighbours, since one gather cannot mix types."""
-    blocks = [policy.get_submodule(name) for name in policy.parallel_plan().blocks]
-    inside = {module for block in blocks for module in block.modules()}
-    others = [module for module in policy.modules() if module not in inside]
-    odd = [layer for group in (*(block.modules() for block in blocks), others) for layer in _odd_layers(group)]
-    return [layer for layer in odd if layer is not policy and layer not in blocks] + [*blocks, policy]
-
-
-def _odd_layers(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return the modules whose own weights learn in more bits than others of these: heads on a network in 16 bits."""
-    learning = {
-        module: [weight.itemsize for weight in module.parameters(recurse=False) if weight.requires_grad]
-        for module in modules
-    }
-    fewest = min((size for sizes in learning.values() for size in sizes), default=0)
-    return [module for module, sizes in learning.items() if any(size > fewest for size in sizes)]
 
 
 def whole_weight(weight: Tensor, *, keep: bool) -> Tensor:

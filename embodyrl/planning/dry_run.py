@@ -22,7 +22,7 @@ from embodyrl.config.schema import AlgorithmConfig, EngineConfig, Precision
 from embodyrl.engine.compute import choose_precision, computing_in, recompute_blocks
 from embodyrl.engine.lora import add_adapters
 from embodyrl.engine.optimizer import HALF_TYPES
-from embodyrl.engine.sharding import units
+from embodyrl.engine.units import units
 from embodyrl.envs import Observation
 from embodyrl.methods.learner import Learner
 from embodyrl.models.policy import ActOutput, Inputs, Policy, PolicyObservation

@@ -139,7 +139,9 @@ def settings_of_torch_kept() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic)
+        # Only where it changes anything: the call imports torch's compiler, which takes a second.
+        if deterministic != torch.are_deterministic_algorithms_enabled():
+            torch.use_deterministic_algorithms(deterministic)
         for name, value in before.items():
             setattr(cudnn, name, value)
 
