@@ -276,11 +276,12 @@ def large_cases() -> None:
 
     def where_it_was_collected(ranks: Ranks, batch: Any, exchange: Exchange) -> Any:
         """The batch without the large columns, of which this rank holds every other row."""
-        own = torch.arange(len(batch)) % ranks.size == ranks.rank
-        address = torch.zeros(len(batch), dtype=torch.int64)
+        own = torch.arange(len(batch["task_index"])) % ranks.size == ranks.rank
+        address = torch.zeros(len(batch["task_index"]), dtype=torch.int64)
         names = {"images": batch["images"]} | {f"trace/{name}": column for name, column in batch["trace"].items()}
         address[own] = exchange.put({name: column[own] for name, column in names.items()})
-        return batch.exclude("images", "trace").set("address", ranks.sum(address))
+        others = {name: column for name, column in batch.items() if name not in ("images", "trace")}
+        return others | {"address": ranks.sum(address)}
 
     def fetch_what_is_learned_from(
         ranks: Ranks, size: int | None, loss: str = "ppo", backend: str = "none", **algorithm: Any

@@ -85,8 +85,8 @@ def test_the_noise_of_imitation_is_a_stream_of_its_own_that_a_resume_continues()
         return sum(parameter.sum() for parameter in first.policy.parameters()) * actions.mean()
 
     batch = make_batch(first)
-    seen = Observation(proprio=batch["proprio"].numpy(), task_descriptions=["push"] * len(batch))
-    wanted = np.zeros((len(batch), 1, 1), np.float32)
+    seen = Observation(proprio=batch["proprio"].numpy(), task_descriptions=["push"] * len(batch["task_index"]))
+    wanted = np.zeros((len(batch["task_index"]), 1, 1), np.float32)
     for engine in (first, second):
         engine.policy.imitation_draws = imitation_draws  # type: ignore[method-assign]
         engine.policy.sft_loss = sft_loss  # type: ignore[method-assign]

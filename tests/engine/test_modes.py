@@ -67,7 +67,10 @@ def test_changing_the_mode_changes_no_number() -> None:
                     torch.randn(3)  # noise of others is none of the engine's
                 with engine.rollout_mode():
                     engine.act(
-                        Observation(proprio=batch["proprio"].numpy(), task_descriptions=["push"] * len(batch)), "eval"
+                        Observation(
+                            proprio=batch["proprio"].numpy(), task_descriptions=["push"] * len(batch["task_index"])
+                        ),
+                        "eval",
                     )
             with engine.train_mode():
                 engine.learner.update(batch, ["push"])

@@ -233,7 +233,8 @@ def leave_large(engine: LearningEngine, batch: dict[str, Any]) -> dict[str, Any]
     """Return a batch whose images and traces are fetched when they are learned from."""
     large = {f"trace/{name}": column for name, column in batch["trace"].items()}
     large |= {"images": batch["images"]} if "images" in batch else {}
-    return batch.exclude("images", "trace").set(ADDRESS, engine.exchange.put(large))
+    others = {name: column for name, column in batch.items() if name not in ("images", "trace")}
+    return others | {ADDRESS: engine.exchange.put(large)}
 
 
 def play(family: Family, setting: Setting, device: str, folder: Path) -> Result:
