@@ -192,6 +192,44 @@ def robustness() -> None:
         save(drawn, PAGES / "robustness.svg")
 
 
+def speed() -> dict[str, float]:
+    """How many times as fast we are, by what is done and who else does it."""
+    evaluated = read("evaluation_loops")["against"]
+    moved = {(row["contender"], row["processes"]): row["cpu_us"] for row in read("transport")["per_env_step"]}
+    main_job = read("vs_sb3")
+    in_two = moved["EnvManager, 8 environments in fewer processes", 2]
+    return {
+        "evaluate LIBERO, chunks of 8: LeRobot": evaluated["embodyrl, chunks of 8"]["lerobot"],
+        "evaluate LIBERO, chunks of 8: vla-eval": evaluated["embodyrl, chunks of 8"]["vla-eval"],
+        "evaluate LIBERO, an image per action: LeRobot": evaluated["embodyrl, chunks of 1"]["lerobot"],
+        "evaluate LIBERO, an image per action: vla-eval": evaluated["embodyrl, chunks of 1"]["vla-eval"],
+        "move images of 8 envs: Gymnasium": moved["gymnasium AsyncVectorEnv", 8] / in_two,
+        "move images of 8 envs: Stable-Baselines3": moved["Stable-Baselines3 SubprocVecEnv", 8] / in_two,
+        "PPO on MetaWorld as it comes: Stable-Baselines3": main_job["against_sb3"]["ratio"],
+        "PPO on our MetaWorld: Stable-Baselines3": main_job["against_sb3_on_our_env"]["ratio"],
+        "an update of PPO: Stable-Baselines3": read("ppo_update_256_128")["ratio"],
+        "an update of SAC: Stable-Baselines3": 1.0 / read("sac_update")["ratio"],
+    }
+
+
+def performance() -> None:
+    """Bars: how many times as fast we are as others."""
+    found = speed()
+    with figure(size=(6.8, 3.4)) as (drawn, axes):
+        places = range(len(found) - 1, -1, -1)
+        axes.barh(places, list(found.values()), 0.62, color=COLOURS[0], alpha=0.8)
+        for place, ratio in zip(places, found.values(), strict=True):
+            axes.text(ratio * 1.04, place, f"{ratio:.1f} x", va="center", fontsize=8)
+        axes.axvline(1.0, color="#2b3240", lw=1.0)
+        axes.set_xscale("log")
+        axes.set_xlim(0.7, 1.7 * max(found.values()))
+        axes.set_xticks([1, 2, 5, 10], ["1", "2", "5", "10"])
+        axes.minorticks_off()
+        axes.set_yticks(places, list(found), fontsize=8)
+        axes.set_xlabel("times as fast as the other")
+        save(drawn, PAGES / "performance.svg")
+
+
 def main() -> None:
     """Draw all."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
@@ -203,6 +241,7 @@ def main() -> None:
     soft_actor_critic()
     overview()
     robustness()
+    performance()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class ZeroCost:
 
     def __init__(self, config: ZeroCostConfig, num_slots: int) -> None:
         """Build `num_slots` slots."""
+        size = config.image_size[0], config.image_size[1]
         self.spec = SimulatorSpec(
             tasks={"nothing": "do nothing"},
             actions=(ActionField(name="all", meaning="native", unit="1", low=(-1.0,) * ACTION, high=(1.0,) * ACTION),),
@@ -39,9 +40,10 @@ class ZeroCost:
             max_episode_steps=config.time_limit,
             control_frequency=20.0,
             cameras=tuple(config.cameras) or ("front", "wrist"),
-            image_size=(SIZE, SIZE),
+            image_size=size,
         )
-        self._images = np.stack([IMAGES[: len(self.spec.cameras)]] * num_slots)
+        drawn = np.random.default_rng(0).integers(0, 256, (len(self.spec.cameras), *size, 3), np.uint8)
+        self._images = np.stack([drawn] * num_slots)
         self._state = np.stack([STATE] * num_slots)
 
     def reset(self, slots: Sequence[int], episodes: Sequence[EpisodeSpec]) -> Observation:
