@@ -114,7 +114,7 @@ def main() -> None:
         tables: dict[str, tuple[tuple[int, ...], Callable[[int], float]]] = {
             "envs in 2 processes, us per env step": (ENVS, lambda n: stepping(n, min(n, 2), 64, seconds)),
             "processes of 64 envs, us per env step": (PROCESSES, lambda n: stepping(64, n, 64, seconds)),
-            "pixels, 8 envs, ns per KB of image": (
+            "side of images in pixels, 8 envs, ns per KB of image": (
                 PIXELS,
                 lambda n: 1e3 * stepping(8, 2, n, seconds) * 1000 / (n * n * 3),
             ),
