@@ -89,7 +89,8 @@ def _compute(network: Network, features: Tensor) -> Tensor:
     """Return a network's outputs `[B, outputs]`."""
     for part in network._modules.values():
         if isinstance(part, nn.Linear):
-            features = functional.linear(features, part.weight, part.bias)
+            own = part._parameters  # attributes of modules are looked up in several places
+            features = functional.linear(features, own["weight"], own["bias"])  # type: ignore[arg-type]
         elif (activation := ACTIVATIONS.get(type(part))) is not None:
             activation(features.numpy())
         elif part is not None:  # somebody has put it there since
