@@ -86,7 +86,8 @@ def clipped_surrogate(
     # the ratio has already moved in the direction that the advantage asks for, never where it must come back.
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     unclipped, clipped_losses = -advantages * ratio, -advantages * clipped
-    # The larger one, as `torch.maximum`, whose gradient takes three times as long: it halves where both are equal.
+    # The larger one. `torch.maximum` shares the gradient where both are equal, which takes three times as long, and
+    # then each half reaches the ratio all the same.
     losses = torch.where(unclipped >= clipped_losses, unclipped, clipped_losses)
     metrics = {"clip_fraction": (ratio != clipped).float()}
     if dual_clip is not None:

@@ -97,6 +97,7 @@ class HybridEngine:
             add_adapters(policy, config.lora, seed)
         if shards_of(config.parallel.backend, ranks.size, ranks.local_size) == 1:
             self.policy.to(self.device)  # else each block when it is sharded
+        use_onednn(policy)
         self.clock = Clock(partial(torch.cuda.Event, enable_timing=True) if self.device.type == "cuda" else None)
         """Time by phase of the thread that made the engine."""
         self.modes = Modes(self.clock)
@@ -104,9 +105,6 @@ class HybridEngine:
         """The policy at the start of the run; None if nothing is compared with it."""
         if saved is not None:
             load_weights_into(policy, saved)
-        for network in [policy, *([] if self.reference is None else [self.reference.weights])]:
-            if network is not None:
-                use_onednn(network)
         if config.gradient_checkpointing is True:  # auto: nothing has found a need for it
             recompute_blocks(policy)
         self.ranks = ranks

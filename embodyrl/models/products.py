@@ -51,30 +51,17 @@ def product(numbers: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 def of_weights(gradient: Tensor, numbers: Tensor) -> Tensor:
     """Return the gradient `[N, K]` of a weight, given that of a layer's output `[B, N]` and its input `[B, K]`."""
+    narrow = gradient.shape[1] > numbers.shape[1]
+    if not suits(gradient.t(), numbers.t()):
+        # A product of as many numbers is faster with the narrow matrix on the left.
+        return (numbers.t() @ gradient).t() if narrow else gradient.t() @ numbers
     # The first factor is copied into another order, so it should be the smaller one.
-    if gradient.shape[1] > numbers.shape[1]:
-        return product(numbers.t(), gradient.t()).t()
-    return product(gradient.t(), numbers.t())
+    return product(numbers.t(), gradient.t()).t() if narrow else product(gradient.t(), numbers.t())
 
 
-def ensemble_product(numbers: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-    """Return `numbers [E, M, K] @ weights [E, K, N] + biases [E, 1, N]`, by oneDNN where that is faster."""
-    if numbers.dtype is not torch.float32 or numbers.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-        return torch.baddbmm(biases, numbers, weights)
-    if not suits(numbers[0], weights[0].t()):
-        return torch.baddbmm(biases, numbers, weights)
-    found: Tensor = _EnsembleProduct.apply(numbers, weights, biases)  # type: ignore[no-untyped-call]
-    return found
-
-
-def suits(numbers: Tensor, weight: Tensor) -> bool:
-    """Return whether `product` is faster than `functional.linear` for such float32 tensors."""
-    return numbers.numel() * weight.shape[0] >= SMALLEST and onednn_is_faster()
-
-
-def _forward(layer: nn.Linear, numbers: Tensor) -> Tensor:
-    weight, bias = layer.weight, layer.bias
-    if not suits(numbers, weight) or numbers.dtype is not torch.float32 or torch.is_autocast_enabled("cpu"):
+def linear(numbers: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return what `functional.linear` does, by oneDNN where that is faster."""
+    if not suits(numbers, weight):
         return functional.linear(numbers, weight, bias)
     if not torch.is_grad_enabled():
         return product(numbers.contiguous(), weight, bias)
@@ -82,25 +69,24 @@ def _forward(layer: nn.Linear, numbers: Tensor) -> Tensor:
     return found
 
 
-class _EnsembleProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, numbers: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-        ctx.save_for_backward(numbers, weights)
-        parts = zip(numbers, weights, biases, strict=True)
-        return torch.stack([product(each, weight.t(), bias[0]) for each, weight, bias in parts])
+def ensemble_product(numbers: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
+    """Return `numbers [E, M, K] @ weights [E, K, N] + biases [E, 1, N]`, by oneDNN where that is faster."""
+    if not suits(numbers[0], weights[0].t()):
+        return torch.baddbmm(biases, numbers, weights)
+    parts = zip(numbers.unbind(), weights.unbind(), biases.squeeze(1).unbind(), strict=True)
+    return torch.stack([linear(each, weight.t(), bias) for each, weight, bias in parts])
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        numbers, weights = ctx.saved_tensors
-        of_numbers, of_weights_, of_biases = ctx.needs_input_grad
-        gradient = gradient.contiguous()
-        parts = list(zip(gradient, numbers, weights, strict=True))
-        return (
-            torch.stack([product(back, weight) for back, _, weight in parts]) if of_numbers else None,
-            torch.stack([of_weights(each, back) for back, each, _ in parts]) if of_weights_ else None,
-            gradient.sum(1, keepdim=True) if of_biases else None,
-        )
+
+def suits(numbers: Tensor, weight: Tensor) -> bool:
+    """Return whether `product` may be used instead of `functional.linear`, on a CPU in float32, and is faster."""
+    if numbers.numel() * weight.shape[0] < SMALLEST or not onednn_is_faster():
+        return False
+    on_cpu = numbers.device.type == "cpu" and numbers.dtype is torch.float32
+    return on_cpu and not torch.is_autocast_enabled("cpu")
+
+
+def _forward(layer: nn.Linear, numbers: Tensor) -> Tensor:
+    return linear(numbers, layer.weight, layer.bias)
 
 
 class _Product(torch.autograd.Function):

@@ -72,6 +72,31 @@ def test_the_written_out_gradient_by_onednn_is_autograds(by_onednn: None) -> Non
         same_passes(Activation.tanh, seed)
 
 
+def test_an_ensemble_by_onednn_has_the_numbers_of_torchs(by_onednn: None) -> None:
+    torch.manual_seed(0)
+    found = []
+    given = torch.randn(50, 96).expand(3, -1, -1), torch.randn(3, 96, 64), torch.randn(3, 1, 64)
+    for multiply in (products.ensemble_product, lambda seen, weights, biases: torch.baddbmm(biases, seen, weights)):
+        seen, weights, biases = (each.clone().requires_grad_() for each in given)
+        output = multiply(seen, weights, biases)
+        found.append((output, *torch.autograd.grad(output.square().sum(), (seen, weights, biases))))
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-3)
+
+
+def test_products_elsewhere_are_torchs(by_onednn: None) -> None:
+    weight = torch.zeros(8, 4)
+    assert products.suits(torch.zeros(2, 4), weight)
+    assert not products.suits(torch.zeros(2, 4, device="meta"), weight)
+    assert not products.suits(torch.zeros(2, 4).double(), weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not products.suits(torch.zeros(2, 4), weight)
+    layer = nn.Sequential(nn.Linear(4, 8))
+    products.use_onednn(layer)
+    # A layer that a sharded run moves to its GPU later.
+    assert layer.to("meta")(torch.zeros(2, 4, device="meta")).device.type == "meta"
+
+
 def test_other_layers_in_between_are_left_to_autograd() -> None:
     net = build_network([3, 8, 2], MODULES[Activation.tanh], 1.0)
     net.insert(1, nn.LayerNorm(8))

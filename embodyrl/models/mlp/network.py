@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from embodyrl.models.mlp.options import Activation
-from embodyrl.models.products import of_weights, product, suits
+from embodyrl.models.products import linear, of_weights
 
 
 class Tanh(nn.Tanh):
@@ -73,8 +72,7 @@ class _Pass(torch.autograd.Function):
         seen, inputs = features.contiguous(), []
         for number, (weight, bias) in enumerate(zip(parameters[::2], parameters[1::2], strict=True)):
             inputs.append(seen)
-            multiply = product if suits(seen, weight) else functional.linear
-            seen = multiply(seen, weight, bias)
+            seen = linear(seen, weight, bias)
             if number < len(activations):
                 seen = activations[number].forward(seen)
         ctx.save_for_backward(*inputs, *parameters[::2])
@@ -90,21 +88,12 @@ class _Pass(torch.autograd.Function):
         found: list[Tensor] = []
         for number in reversed(range(depth)):
             seen, weight = inputs[number], weights[number]
-            found[:0] = [_of_weight(gradient, seen), gradient.sum(0)]
+            found[:0] = [of_weights(gradient, seen), gradient.sum(0)]
             if number or ctx.needs_input_grad[0]:
-                gradient = product(gradient, weight.t()) if suits(gradient, weight.t()) else gradient @ weight
+                gradient = linear(gradient, weight.t())
             if number:
                 gradient = ctx.backward_of[number - 1](gradient, seen)
         return (gradient if ctx.needs_input_grad[0] else None, None, *found)
-
-
-def _of_weight(gradient: Tensor, seen: Tensor) -> Tensor:
-    """Return the gradient `[N, K]` of a weight from that of its layer's output `[B, N]` and what the layer saw
-    `[B, K]`."""
-    if suits(gradient.t(), seen.t()):
-        return of_weights(gradient, seen)
-    # A product of as many numbers is faster with the narrow matrix on the left.
-    return (seen.t() @ gradient).t() if seen.shape[1] < gradient.shape[1] else gradient.t() @ seen
 
 
 def build_network(sizes: Sequence[int], activation: type[nn.Module], output_gain: float) -> Network:
