@@ -245,6 +245,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(peer(chosen.episodes, chosen.steps) if peer else ours(chosen.episodes, chosen.steps, OURS[chosen.one]))
         return
     folders = {"vla-eval": chosen.vla_eval, "lerobot": chosen.lerobot}
+    for name, package in (("vla-eval", "vla_eval"), ("lerobot", "lerobot")):
+        if folders[name] is None or not (folders[name] / package).is_dir():
+            parser.error(f"--{name} must name a folder that holds the package {package}, got {folders[name]}")
+    if chosen.episodes % PROCESSES or chosen.steps % 8:
+        parser.error(f"--episodes must be a multiple of {PROCESSES}, --steps one of 8")
     seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     for number in range(chosen.rounds):
         for name in CONTENDERS if number % 2 == 0 else reversed(CONTENDERS):
