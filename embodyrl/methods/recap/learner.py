@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 JUDGED = 50
 """Minibatches of which the advantage is found that is better than usual."""
 
+ROUNDING = 1e-5
+"""Difference of advantages, in units of the least return, up to which they count as the same."""
+
 
 class AdvantageConditioned(ReplayLearner):
     """Learns values of states, and a policy that is told which decisions were better than these.
@@ -164,7 +167,9 @@ class AdvantageConditioned(ReplayLearner):
         # Of a task of which nothing was drawn, nothing is known.
         of_tasks = (advantage[task == number] for number in range(len(self.encoder.task_descriptions)))
         share = 1.0 - self.settings.better
-        self.thresholds = torch.stack([each.quantile(share) if len(each) else advantage.max() for each in of_tasks])
+        thresholds = torch.stack([each.quantile(share) if len(each) else advantage.max() for each in of_tasks])
+        # A decision that was drawn more than once has advantages that differ by rounding, which must not decide.
+        self.thresholds = thresholds + ROUNDING
         better = advantage > self.thresholds[task]
         return {
             "train/better": float(better.float().mean()),
