@@ -1,16 +1,18 @@
-"""Compare how many episodes per second are evaluated, beside vla-eval's and LeRobot's loops, on LIBERO with images.
+"""Compare how many episodes per second are evaluated, beside vla-eval's and LeRobot's loops, with images.
 
     python benchmarks/evaluation_loops.py --vla-eval FOLDER --lerobot FOLDER [--rounds 3] [--steps 32]
+    python benchmarks/evaluation_loops.py --simulator metaworld --lerobot FOLDER [--rounds 3] [--steps 32]
 
 Each folder is one where the package lies, with what it imports (`pip install --target FOLDER --no-deps ...`): their
-requirements exclude each other. All contenders play as many episodes of the same LIBERO tasks, each of the same number
-of control steps after ten in which objects settle, in two processes, with both cameras at 256 x 256 rendered by OSMesa,
-and a policy that costs nothing. Peers observe after every action:
+requirements exclude each other. All contenders play as many episodes of the same task, each of the same number of
+control steps, in two processes, with images rendered by OSMesa, and a policy that costs nothing. In LIBERO there are
+two cameras of 256 x 256, and ten control steps before, in which objects settle; in MetaWorld, which vla-eval does not
+have, one camera of 480 x 480, the only size that LeRobot renders. Peers observe after every action:
 
 - `vla-eval`: its `LIBEROBenchmark` and `SyncEpisodeRunner`, one process for half of the episodes each; the model's
   answer is there at once.
-- `lerobot`: its `LiberoEnv` in Gymnasium's AsyncVectorEnv, and the loop of its `rollout`: all envs are stepped until
-  the last one ends, and observations become float images for the policy.
+- `lerobot`: its `LiberoEnv` or `MetaworldEnv` in Gymnasium's AsyncVectorEnv, and the loop of its `rollout`: all envs
+  are stepped until the last one ends, and observations become float images for the policy.
 - `embodyrl, chunks of 8`: the policy sees the end of each chunk, as policies that execute whole chunks do.
 - `embodyrl, chunks of 1`: every action is decided on a new image. Here the protocol forbids to leave any out.
 
@@ -36,9 +38,20 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SUITE, SIDE, PROCESSES, SETTLE = "libero_spatial", 256, 2, 10
+SUITE, TASK, PROCESSES, SETTLE = "libero_spatial", "reach-v3", 2, 10
+SIDES = {"libero": 256, "metaworld": 480}
+"""Of images, by simulator [pixels]."""
+SIDE = SIDES["libero"]
+ENV = {
+    "libero": ("env=libero/spatial", f"env.tasks=[{SUITE}/0]"),
+    "metaworld": ("env=metaworld/reach", f"env.tasks=[{TASK}]", "env.cameras=[corner2]"),
+}
+"""Our settings, by simulator."""
+REST = {"libero": [0.0] * 6 + [-1.0], "metaworld": [0.0] * 4}
+"""What the policy does."""
+PACKAGES = {"libero": {"vla-eval": "vla_eval", "lerobot": "lerobot"}, "metaworld": {"lerobot": "lerobot"}}
+"""Peers and their packages, by simulator."""
 OURS = {"embodyrl, chunks of 8": 8, "embodyrl, chunks of 1": 1}
-CONTENDERS = ("vla-eval", "lerobot", *OURS)
 
 
 def point_libero_at_its_assets() -> None:
@@ -61,7 +74,7 @@ def point_libero_at_its_assets() -> None:
 # ---- ours
 
 
-def ours(episodes: int, steps: int, chunk: int) -> float:
+def ours(simulator: str, episodes: int, steps: int, chunk: int) -> float:
     """Evaluate with embodyrl; returns seconds."""
     from embodyrl.config import load_config
     from embodyrl.engine.hybrid import HybridEngine
@@ -69,12 +82,13 @@ def ours(episodes: int, steps: int, chunk: int) -> float:
     from embodyrl.models import build_policy
     from embodyrl.runner.evaluation import evaluate, held_out_episodes
 
+    side = SIDES[simulator]
     config = load_config(
         None,
         [
-            *("env=libero/spatial", "model=mlp", f"rollout.chunk_size={chunk}", f"env.max_episode_steps={steps}"),
-            *(f"env.num_envs={PROCESSES}", f"env.workers={PROCESSES}", f"env.image_size=[{SIDE},{SIDE}]"),
-            *(f"eval.episodes={episodes}", f"env.tasks=[{SUITE}/0]", "rollout.num_chunks=4", "algorithm.minibatches=1"),
+            *(*ENV[simulator], "model=mlp", f"rollout.chunk_size={chunk}", f"env.max_episode_steps={steps}"),
+            *(f"env.num_envs={PROCESSES}", f"env.workers={PROCESSES}", f"env.image_size=[{side},{side}]"),
+            *(f"eval.episodes={episodes}", "rollout.num_chunks=4", "algorithm.minibatches=1"),
         ],
     ).config
     with start_env_manager(config.env, chunk_size=chunk) as manager:
@@ -103,7 +117,7 @@ class AtOnce:
         import numpy as np
 
         assert observation["images"]["wrist"].shape == (SIDE, SIDE, 3)
-        return {"actions": np.array([0.0] * 6 + [-1.0], np.float32)}
+        return {"actions": np.array(REST["libero"], np.float32)}
 
     async def end_episode(self, result: dict[str, Any]) -> None:
         """Take note."""
@@ -131,8 +145,9 @@ def share_of_vla_eval(number: int, episodes: int, steps: int, ready: Any, done: 
     done.wait()
 
 
-def vla_eval(episodes: int, steps: int) -> float:
+def vla_eval(simulator: str, episodes: int, steps: int) -> float:
     """Evaluate with vla-eval's loop; returns seconds."""
+    assert simulator == "libero"
     spawn = multiprocessing.get_context("spawn")
     ready, done = spawn.Barrier(PROCESSES + 1), spawn.Barrier(PROCESSES + 1)
     workers = [
@@ -153,12 +168,14 @@ def vla_eval(episodes: int, steps: int) -> float:
 # ---- LeRobot
 
 
-def make_lerobot_env(index: int, steps: int) -> Any:
+def make_lerobot_env(simulator: str, index: int, steps: int) -> Any:
     """LeRobot's environment. Its package of processors, of which it takes the name of a type, is not imported."""
-    point_libero_at_its_assets()
     processor: Any = types.ModuleType("lerobot.processor")
     processor.RobotObservation = processor.RobotAction = dict
     sys.modules["lerobot.processor"] = processor
+    if simulator == "metaworld":
+        return importlib.import_module("lerobot.envs.metaworld").MetaworldEnv(TASK, obs_type="pixels_agent_pos")
+    point_libero_at_its_assets()
     libero: Any = importlib.import_module("lerobot.envs.libero")
     suite = libero._get_suite(SUITE)
     return libero.LiberoEnv(
@@ -175,7 +192,7 @@ def make_lerobot_env(index: int, steps: int) -> Any:
     )
 
 
-def lerobot(episodes: int, steps: int) -> float:
+def lerobot(simulator: str, episodes: int, steps: int) -> float:
     """Evaluate with LeRobot's environments and loop; returns seconds."""
     import functools
 
@@ -183,19 +200,21 @@ def lerobot(episodes: int, steps: int) -> float:
     import numpy as np
     import torch
 
-    makers = [functools.partial(make_lerobot_env, index, steps) for index in range(PROCESSES)]
+    side = SIDES[simulator]
+    makers = [functools.partial(make_lerobot_env, simulator, index, steps) for index in range(PROCESSES)]
     envs = gymnasium.vector.AsyncVectorEnv(makers, context="spawn")
 
     def rollout() -> None:
         seen, _ = envs.reset(seed=[0] * PROCESSES)
         done = np.zeros(PROCESSES, bool)
         for step in range(steps):
+            pixels = seen["pixels"]
             images = [
                 torch.from_numpy(each).permute(0, 3, 1, 2).contiguous().float() / 255
-                for each in seen["pixels"].values()
+                for each in (pixels.values() if isinstance(pixels, dict) else [pixels])
             ]
-            assert images[0].shape == (PROCESSES, 3, SIDE, SIDE)
-            action = np.tile(np.array([0.0] * 6 + [-1.0], np.float32), (PROCESSES, 1))
+            assert images[0].shape == (PROCESSES, 3, side, side)
+            action = np.tile(np.array(REST[simulator], np.float32), (PROCESSES, 1))
             seen, _, terminated, truncated, _ = envs.step(action)
             done |= terminated | truncated | (step + 1 == steps)
 
@@ -211,7 +230,7 @@ def lerobot(episodes: int, steps: int) -> float:
 # ---- the report
 
 
-def measure(name: str, episodes: int, steps: int, folders: dict[str, Path | None]) -> float:
+def measure(simulator: str, name: str, episodes: int, steps: int, folders: dict[str, Path]) -> float:
     """Seconds of one contender in a process of its own."""
     paths = [str(folder) for folder in (folders.get(name), Path(__file__).parent) if folder is not None]
     environment = {
@@ -221,7 +240,8 @@ def measure(name: str, episodes: int, steps: int, folders: dict[str, Path | None
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    command = [sys.executable, __file__, "--one", name, "--episodes", str(episodes), "--steps", str(steps)]
+    sizes = ["--episodes", str(episodes), "--steps", str(steps)]
+    command = [sys.executable, __file__, "--one", name, "--simulator", simulator, *sizes]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(f"{name}: ended with status {done.returncode}\n{done.stdout[-2000:]}")
@@ -231,36 +251,38 @@ def measure(name: str, episodes: int, steps: int, folders: dict[str, Path | None
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare, or be one contender."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--simulator", choices=PACKAGES, default="libero")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--episodes", type=int, default=4)
     parser.add_argument("--steps", type=int, default=32, help="control steps of an episode, a multiple of 8")
     parser.add_argument("--vla-eval", type=Path)
     parser.add_argument("--lerobot", type=Path)
-    parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=RESULTS / "evaluation_loops.json")
+    parser.add_argument("--one", choices=(*PACKAGES["libero"], *OURS), help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/evaluation_loops_SIMULATOR.json")
     chosen = parser.parse_args(arguments)
+    simulator = chosen.simulator
     if chosen.one:
-        peers = {"vla-eval": vla_eval, "lerobot": lerobot}
-        peer = peers.get(chosen.one)
-        print(peer(chosen.episodes, chosen.steps) if peer else ours(chosen.episodes, chosen.steps, OURS[chosen.one]))
+        peer = {"vla-eval": vla_eval, "lerobot": lerobot}.get(chosen.one)
+        sizes = (simulator, chosen.episodes, chosen.steps)
+        print(peer(*sizes) if peer else ours(*sizes, OURS[chosen.one]))
         return
-    folders = {"vla-eval": chosen.vla_eval, "lerobot": chosen.lerobot}
-    for name, package in (("vla-eval", "vla_eval"), ("lerobot", "lerobot")):
+    folders: dict[str, Path] = {}
+    for name, package in PACKAGES[simulator].items():
+        folders[name] = getattr(chosen, name.replace("-", "_"))
         if folders[name] is None or not (folders[name] / package).is_dir():
             parser.error(f"--{name} must name a folder that holds the package {package}, got {folders[name]}")
     if chosen.episodes % PROCESSES or chosen.steps % 8:
         parser.error(f"--episodes must be a multiple of {PROCESSES}, --steps one of 8")
-    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    contenders = (*folders, *OURS)
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(chosen.rounds):
-        for name in CONTENDERS if number % 2 == 0 else reversed(CONTENDERS):
-            seconds[name].append(measure(name, chosen.episodes, chosen.steps, folders))
+        for name in contenders if number % 2 == 0 else reversed(contenders):
+            seconds[name].append(measure(simulator, name, chosen.episodes, chosen.steps, folders))
             print(f"round {number + 1}  {name:24s} {chosen.episodes / seconds[name][-1]:7.3f} episodes/s", flush=True)
     rates = {name: chosen.episodes / statistics.median(each) for name, each in seconds.items()}
     result = {
         "episodes_per_s": {name: round(rate, 4) for name, rate in rates.items()},
-        "against": {
-            own: {peer: round(rates[own] / rates[peer], 2) for peer in folders if peer in rates} for own in OURS
-        },
+        "against": {own: {peer: round(rates[own] / rates[peer], 2) for peer in folders} for own in OURS},
         "seconds": {name: [round(each, 2) for each in values] for name, values in seconds.items()},
         "episodes": chosen.episodes,
         "steps": chosen.steps,
@@ -268,7 +290,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "cores": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg()[0],
     }
-    chosen.out.write_text(json.dumps(result, indent=1) + "\n")
+    out = chosen.out or RESULTS / f"evaluation_loops_{simulator}.json"
+    out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result["against"], indent=1))
 
 

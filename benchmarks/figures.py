@@ -194,7 +194,7 @@ def robustness() -> None:
 
 def speed() -> dict[str, float]:
     """How many times as fast we are, by what is done and who else does it."""
-    evaluated = read("evaluation_loops")["against"]
+    evaluated, of_metaworld = (read(f"evaluation_loops_{name}")["against"] for name in ("libero", "metaworld"))
     moved = {(row["contender"], row["processes"]): row["cpu_us"] for row in read("transport")["per_env_step"]}
     main_job, soft = read("vs_sb3"), read("sac_update")["median"]
     in_two = moved["EnvManager, 8 environments in fewer processes", 2]
@@ -203,6 +203,8 @@ def speed() -> dict[str, float]:
         "evaluate LIBERO, chunks of 8: vla-eval": evaluated["embodyrl, chunks of 8"]["vla-eval"],
         "evaluate LIBERO, an image per action: LeRobot": evaluated["embodyrl, chunks of 1"]["lerobot"],
         "evaluate LIBERO, an image per action: vla-eval": evaluated["embodyrl, chunks of 1"]["vla-eval"],
+        "evaluate MetaWorld, chunks of 8: LeRobot": of_metaworld["embodyrl, chunks of 8"]["lerobot"],
+        "evaluate MetaWorld, an image per action: LeRobot": of_metaworld["embodyrl, chunks of 1"]["lerobot"],
         "move images of 8 envs, ours in 2 processes: Gymnasium": moved["gymnasium AsyncVectorEnv", 8] / in_two,
         "move images, 8 processes each: Gymnasium": moved["gymnasium AsyncVectorEnv", 8] / moved["EnvManager", 8],
         "move images, 8 processes each: Stable-Baselines3": moved["Stable-Baselines3 SubprocVecEnv", 8]
@@ -218,7 +220,7 @@ def speed() -> dict[str, float]:
 def performance() -> None:
     """Bars: how many times as fast we are as others."""
     found = speed()
-    with figure(size=(7.0, 3.6)) as (drawn, axes):
+    with figure(size=(7.0, 4.1)) as (drawn, axes):
         places = range(len(found) - 1, -1, -1)
         axes.barh(places, list(found.values()), 0.62, color=COLOURS[0], alpha=0.8)
         for place, ratio in zip(places, found.values(), strict=True):
