@@ -8,10 +8,10 @@ import functools
 import inspect
 import itertools
 import re
-import textwrap
+import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from enum import Enum
 from typing import Any
@@ -103,13 +103,36 @@ def docs_of(section: type) -> Mapping[str, str]:
     return docs
 
 
-def _docs_in_source(section: type) -> Iterator[tuple[str, str]]:
+def _docs_in_source(section: type) -> Mapping[str, str]:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(section)))
-    except (OSError, TypeError):  # a class without source, such as one typed into an interpreter
-        return
-    body = typing.cast(ast.ClassDef, tree.body[0]).body
-    for statement, below in itertools.pairwise(body):
+        return _docs_by_class(sys.modules[section.__module__]).get(section.__qualname__, {})
+    except (OSError, TypeError, KeyError):  # a class without source, such as one typed into an interpreter
+        return {}
+
+
+@functools.cache
+def _docs_by_class(module: types.ModuleType) -> Mapping[str, Mapping[str, str]]:
+    """Return the text below each field of all classes in a module's source, by their qualified names.
+    `inspect.getsource` would parse the whole module for each class."""
+    found: dict[str, Mapping[str, str]] = {}
+
+    def visit(body: Iterable[ast.AST], place: str) -> None:
+        for node in body:
+            match node:
+                case ast.ClassDef(name=name):
+                    found.setdefault(place + name, dict(_documented(node)))
+                    visit(node.body, f"{place}{name}.")
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    visit(node.body, f"{place}{name}.<locals>.")
+                case ast.If() | ast.For() | ast.With() | ast.Try() | ast.ExceptHandler():
+                    visit(ast.iter_child_nodes(node), place)
+
+    visit(ast.parse(inspect.getsource(module)).body, "")
+    return found
+
+
+def _documented(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for statement, below in itertools.pairwise(node.body):
         match statement, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 yield name, " ".join(text.split())

@@ -33,7 +33,11 @@ SIMULATORS.register(
     info="embodyrl.envs.libero.info:LiberoInfo",
     requires=[Requirement(module=module, install=INSTALL_LIBERO) for module in ("libero", "robosuite", "bddl")],
     graphics="opengl",
-    preload=("embodyrl.envs.libero.simulator", "embodyrl.envs.libero.driver:load"),
+    preload=(
+        "embodyrl.envs.libero.simulator",
+        "embodyrl.envs.libero.driver:load",
+        "embodyrl.envs.libero.driver:load_kernels",
+    ),
     summary="LIBERO: 130 tabletop tasks of a Panda arm, and 320 of LIBERO-PRO (robosuite, MuJoCo, CPU)",
 )
 SIMULATORS.register(

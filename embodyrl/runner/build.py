@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -75,14 +76,24 @@ def simulator_config(loaded: LoadedConfig, expert: Demonstrator | None) -> Loade
     )
 
 
+HEAD_START_S = 0.05
+"""Time in which the first process is started before torch is imported [s]."""
+
+
 @contextmanager
 def torch_imported() -> Iterator[None]:
     """Import torch in a second thread during a block that waits for processes, since both take seconds. The block must
     start them, because processes die with the thread that started them."""
-    warm_up = threading.Thread(target=importlib.import_module, args=("embodyrl.runner.runner",), daemon=True)
-    warm_up.start()
+
+    def warm_up() -> None:
+        # For 0.2 s the interpreter does nothing but load torch's library: what starts processes would wait.
+        time.sleep(HEAD_START_S)
+        importlib.import_module("embodyrl.runner.runner")
+
+    warming = threading.Thread(target=warm_up, daemon=True)
+    warming.start()
     yield
-    warm_up.join()
+    warming.join()
 
 
 @contextmanager

@@ -62,10 +62,10 @@ class Family:
         return self.tasks is None and re.fullmatch(self.ids, task) is not None
 
     def known_tasks(self) -> list[str]:
-        """Import the package and return all task names, sorted."""
-        self.load()
+        """Return all task names, sorted; imports the package where only that knows them."""
         if self.tasks is not None:
             return sorted(load_target(self.tasks)())
+        self.load()
         import gymnasium
 
         return sorted(name for name in gymnasium.registry if self.has_id(name))
@@ -195,7 +195,7 @@ FAMILIES: dict[str, Family] = {
     "robosuite": Family(
         summary="robosuite 1.4: Lift, Stack, Can, Square, Door, and tasks of two Panda arms (MuJoCo)",
         requires=_without_dependencies("robosuite", "robosuite==1.4.0", "robosuite", "mujoco"),
-        modules=("embodyrl.envs.gymnasium.adapters.robosuite:load",),
+        modules=("embodyrl.envs.gymnasium.adapters.robosuite:load", "embodyrl.envs.libero.driver:load_kernels"),
         tasks="embodyrl.envs.gymnasium.adapters.robosuite:known_tasks",
         make="embodyrl.envs.gymnasium.adapters.robosuite:make",
         start="embodyrl.envs.gymnasium.starts:of_robosuite",

@@ -27,6 +27,7 @@ def load() -> None:
 def known_tasks() -> list[str]:
     """Return all tasks as `domain-task`, `ball_in_cup-catch`; not those of the quadruped with a numpy that is too new
     for dm_control's."""
+    load()
     every = importlib.import_module("dm_control.suite").ALL_TASKS
     return ["-".join(pair) for pair in every if pair[0] != "quadruped" or hasattr(np, "in1d")]
 
