@@ -234,6 +234,7 @@ def preload(modules: Sequence[str]) -> str | None:
     Args:
         modules: `module`, or `module:function` where a function must be called to load everything.
     """
+    gc.disable()  # nothing that is imported is garbage
     for name in modules:
         module, _, function = name.partition(":")
         try:
@@ -245,6 +246,7 @@ def preload(modules: Sequence[str]) -> str | None:
     # Objects that exist now are never collected: the collector would write to all of their pages, and unshare them.
     gc.collect()
     gc.freeze()
+    gc.enable()
     return _unsafe(modules)
 
 

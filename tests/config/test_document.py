@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from dataclasses import dataclass, make_dataclass
 
 import pytest
 import yaml
@@ -151,3 +152,29 @@ def test_configs_are_frozen():
     assert isinstance(config, Config)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.env.num_envs = 3
+
+
+def test_documentation_of_classes_wherever_they_are_defined() -> None:
+    @dataclass
+    class Within:
+        depth: int = 1
+        """How deep
+        it lies."""
+
+        @dataclass
+        class Inner:
+            width: int = 2
+            """How wide it is."""
+
+    if Within:
+
+        @dataclass
+        class Sometimes(Within):
+            height: int = 3
+            """How high it is."""
+
+    typed = make_dataclass("typed", [("side", int, 1)])
+    assert docs_of(Within) == {"depth": "How deep it lies."}
+    assert docs_of(Within.Inner) == {"width": "How wide it is."}
+    assert docs_of(Sometimes) == {"depth": "How deep it lies.", "height": "How high it is."}
+    assert docs_of(typed) == {}
