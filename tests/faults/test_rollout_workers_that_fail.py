@@ -12,6 +12,7 @@ import programs
 import psutil
 import pytest
 from begun import await_rows
+from processes import stop
 from programs import Program, children_of
 
 pytestmark = pytest.mark.faults
@@ -105,7 +106,7 @@ def test_a_worker_that_is_killed_while_its_rollout_is_mapped_is_named(tmp_path: 
 
 def test_a_worker_that_hangs_is_named_when_time_is_up_with_what_it_was_doing(start: Callable[..., Started]) -> None:
     run = start("placement.rollout.timeout_s=10")  # also for its start
-    os.kill(run.workers[0].pid, signal.SIGSTOP)
+    stop(run.workers[0].pid)
     code, err = run.ending(within_s=25)
     assert (
         code == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 from placement_services import MarksItsEnd, Service, SlowToClose
-from processes import living
+from processes import living, stop
 
 from embodyrl.placement.launcher import RemoteError, WorkerDied, WorkerTimeout
 from embodyrl.placement.local import LocalLauncher
@@ -189,7 +189,7 @@ def test_a_worker_that_does_not_read_ends_at_the_deadline(launcher, pair):
 
 
 def test_a_stopped_worker_ends_at_the_deadline(launcher, pair):
-    os.kill(pair[0].pid, signal.SIGSTOP)
+    stop(pair[0].pid)
     with pytest.raises(WorkerTimeout):
         call(launcher, pair[0], "echo", 1, timeout=0.5)
     assert not psutil.pid_exists(pair[0].pid)

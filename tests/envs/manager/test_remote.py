@@ -15,7 +15,7 @@ import programs
 import psutil
 import pytest
 from far_away import HOST, far, launch
-from processes import living
+from processes import living, stop
 from toy_simulator import Do, ToyConfig, actions, episode
 
 from embodyrl.config import load_config
@@ -288,7 +288,7 @@ def test_a_host_that_is_killed(alone):
 def test_a_host_that_hangs(alone, monkeypatch):
     monkeypatch.setattr(remote, "SLACK_S", 1.0)
     manager, host, _ = alone
-    os.kill(host, signal.SIGSTOP)
+    stop(host)
     begin = time.monotonic()
     with pytest.raises(LineTimeout, match=rf"at {manager.address} failed in 'step': .* did not answer within 4 s"):
         manager.step([0, 1], actions(2))
