@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -77,6 +78,8 @@ def simulator_config(loaded: LoadedConfig, expert: Demonstrator | None) -> Loade
     )
 
 
+TORCH = "embodyrl.runner.runner"
+"""The module with which all of torch that a run needs is imported."""
 HEAD_START_S = 0.05
 """Time in which the first process is started before torch is imported [s]."""
 
@@ -85,21 +88,24 @@ HEAD_START_S = 0.05
 def torch_imported() -> Iterator[None]:
     """Import torch in a second thread during a block that waits for processes, since both take seconds. The block must
     start them, because processes die with the thread that started them."""
+    if TORCH in sys.modules:
+        yield
+        return
 
     def warm_up() -> None:
         # For 0.2 s the interpreter does nothing but load torch's library: what starts processes would wait.
         time.sleep(HEAD_START_S)
-        importlib.import_module("embodyrl.runner.runner")
+        importlib.import_module(TORCH)
 
     warming = threading.Thread(target=warm_up, daemon=True)
-    with _nothing_collected():
+    with nothing_collected():
         warming.start()
         yield
         warming.join()
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
+def nothing_collected() -> Iterator[None]:
     """Leave the garbage collector out of a block that imports: nothing of it is garbage, and looking for some takes a
     sixth of the time."""
     collects = gc.isenabled()
@@ -108,9 +114,10 @@ def _nothing_collected() -> Iterator[None]:
         yield
     finally:
         # What is there now counts as old from here on without being looked at, and is still collected when it is not
-        # needed any more.
-        gc.freeze()
-        gc.unfreeze()
+        # needed any more. What somebody has frozen stays so.
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
         if collects:
             gc.enable()
 
