@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from embodyrl.config import ConfigError, ConfigUse, load_config
 from embodyrl.envs.base import NotFiniteError, RenderError
 from embodyrl.envs.gymnasium import families
 from embodyrl.envs.gymnasium.info import GymnasiumInfo
@@ -408,6 +410,18 @@ def test_unknown_tasks(task: str, error: type[Exception], message: str) -> None:
     assert "Pendulum-v1" in known_tasks()
     with pytest.raises(error, match=message):
         simulator(task)
+
+
+def test_a_package_that_cannot_be_imported_is_a_fault_of_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("gym_pusht", "pymunk"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('libfoo.so.3: no such file')")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    settings = ["env=pusht/state", "model=mlp", "algorithm=ppo"]
+    with pytest.raises(ConfigError, match=r"'pusht' is there and cannot be imported: libfoo.*install it again: make "):
+        load_config(None, settings, use=ConfigUse.run)
 
 
 def test_wrong_kwargs_name_the_setting() -> None:

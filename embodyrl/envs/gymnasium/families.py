@@ -62,7 +62,12 @@ class Family:
         return self.tasks is None and re.fullmatch(self.ids, task) is not None
 
     def known_tasks(self) -> list[str]:
-        """Return all task names, sorted; imports the package where only that knows them."""
+        """Import the package and return all task names, sorted."""
+        self.load()
+        return self.names()
+
+    def names(self) -> list[str]:
+        """Return all task names, sorted; imports the package only where nothing else knows them."""
         if self.tasks is not None:
             return sorted(load_target(self.tasks)())
         self.load()

@@ -102,7 +102,13 @@ def _unknown(config: Config) -> Iterator[ConfigIssue]:
     simulator = config.env.name
     if simulator == GYMNASIUM and "gymnasium" not in sys.modules and own_tasks().keys() >= set(config.env.tasks):
         return
-    known = known_tasks(simulator)
+    of = family(simulator)
+    try:
+        known = known_tasks(simulator) if of is None else of.names()
+    except ImportError as error:  # of what it needs itself: that it is installed has been checked
+        remedy = "install it again" + ("" if of is None else f": {of.requires[0].install}")
+        yield ConfigIssue("env.name", f"the package of {simulator!r} is there and cannot be imported: {error}", remedy)
+        return
     for index, task in enumerate(config.env.tasks):
         if task not in known:
             yield ConfigIssue(f"env.tasks.{index}", *why_unknown(simulator, task, known))
