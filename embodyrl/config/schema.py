@@ -858,7 +858,7 @@ class EngineConfig:
     device: Device = setting(Device.auto)
     """Device of the policy. auto: CUDA where available, else the CPU."""
     threads: int | str = setting("auto", low=1, high=1024, words=("auto",))
-    """Torch CPU threads of the main process. auto: 1 for less than 100 million weights, where more do not help, else
+    """Torch CPU threads of the main process. auto: 1 for less than 100 million weights, where more help little, else
     the usable cores, shared by the ranks of a machine. On the CPU results differ in the last digits between numbers of
     threads."""
     precision: Precision = setting(Precision.auto)

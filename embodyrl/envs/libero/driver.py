@@ -84,8 +84,8 @@ def importing_robosuite(opengl: str) -> contextlib.AbstractContextManager[None]:
 
 
 def load_kernels() -> None:
-    """Have numba load what robosuite compiles with it, so that forked processes share it: 0.4 s and 30 MB of each. Its
-    own libraries are loaded with the first function that is called, whichever that is."""
+    """Have numba load what robosuite compiles with it, so that forked processes share it: 0.2 s of CPU and 30 MB of
+    each. Its own libraries are loaded with the first function that is called, whichever that is."""
     with importing_robosuite("disable"):
         importlib.import_module("robosuite.utils.transform_utils").mat2quat(np.eye(3))
 
