@@ -201,6 +201,8 @@ def look(task: str, config: GymnasiumConfig) -> Facts:
 def _build(task: str, config: GymnasiumConfig) -> Any:
     """Make the environment `task`, without checking wrappers and the time limit that `SlotSimulator` counts."""
     of = family(config.name)
+    if of is not None:
+        of.load()  # a config is looked at before anything else has imported the package
     try:
         env = load_target(of.make)(task, **config.kwargs) if of and of.make else _registered(task, config.kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
