@@ -126,6 +126,7 @@ def test_each_kind_is_seen_and_the_same_every_time(simulator: SlotSimulator, kin
 
 
 def test_a_saved_episode_looks_the_same_where_it_goes_on(simulator: SlotSimulator) -> None:
+    simulator.reset([0], [episode(simulator)])  # makes the slot
     kinds = [(kind, 4) for kind in ("camera", "light", "texture", "layout", "noise", "words")]
     robot = [("robot", 3)] if "robot" in simulator._seats[0].slot.perturbs else []
     simulator.reset([0], [episode(simulator, *kinds, *robot)])
