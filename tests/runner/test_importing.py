@@ -28,16 +28,29 @@ gc.collect()
 assert left() is None, "it is never collected"
 """
 
+FROZEN = """
+import gc
+from embodyrl.runner.build import nothing_collected
 
-def test_what_the_block_left_is_old_and_still_collected() -> None:
-    # Of its own: what is forked has frozen what was imported before.
-    done = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, check=False)
+kept = [[] for _ in range(5000)]
+gc.freeze()
+with nothing_collected():
+    pass
+# Of what is frozen some is freed as everything is, when nobody holds it any more.
+assert gc.get_freeze_count() > 5000, "what somebody has frozen is looked at again"
+"""
+
+
+# Each of its own: what is forked has frozen what was imported before.
+@pytest.mark.parametrize("program", [COLLECTED, FROZEN], ids=["old and still collected", "frozen stays so"])
+def test_what_the_block_left(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("collects", [True, False])
 def test_the_collector_is_as_it_was(collects: bool) -> None:
-    before, frozen = gc.isenabled(), gc.get_freeze_count()
+    before = gc.isenabled()
     try:
         (gc.enable if collects else gc.disable)()
         with nothing_collected():
@@ -46,6 +59,5 @@ def test_the_collector_is_as_it_was(collects: bool) -> None:
         with pytest.raises(KeyError, match="fails"), nothing_collected():
             raise KeyError("it fails")
         assert gc.isenabled() is collects
-        assert gc.get_freeze_count() == frozen, "what somebody has frozen stays so"
     finally:
         (gc.enable if before else gc.disable)()
