@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from embodyrl.config.build import build_section
@@ -44,8 +43,9 @@ from embodyrl.methods.sft.config import SFTConfig
 from embodyrl.models import Policy, PolicyObservation, build_policy
 from embodyrl.models.errors import PolicyError
 from embodyrl.models.saved import PUBLISHED
-from embodyrl.planning.dry_run import SAMPLES, DryRun, fake, give_bodies
-from embodyrl.planning.weightless import Assuming, build_weightless
+from embodyrl.planning.dry_run import SAMPLES, DryRun, give_bodies
+from embodyrl.planning.shapes import Assuming, Shapes, ShapeTensor
+from embodyrl.planning.weightless import build_weightless
 from embodyrl.registry import SupportedModel
 
 PPO = OnPolicyConfig(name="ppo", epochs=1, minibatches=1, value_coef=0.0)
@@ -105,14 +105,14 @@ def count_flops(policy: Policy, observe: Callable[[int], Observation]) -> tuple[
         policy: from `build_weightless`.
         observe: observations of so many samples.
     """
-    mode, samples = FakeTensorMode(), SAMPLES[0]
+    samples = SAMPLES[0]
     with Assuming():
         prepared = policy.preprocess(PolicyObservation.of(observe(samples)))
-    give_bodies(policy, mode)
-    inputs = {name: fake(tensor, mode) for name, tensor in prepared.items()}
+    give_bodies(policy)
+    inputs = {name: ShapeTensor.like(tensor) for name, tensor in prepared.items()}
     run = DryRun(policy, inputs, inputs, samples, torch.float32)
     counts = []
-    with mode, Assuming(), torch.no_grad():
+    with Shapes(), torch.no_grad():
         for step in (run.decide, lambda: policy.evaluate(inputs, dict(run.decision.trace))):
             with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
                 step()

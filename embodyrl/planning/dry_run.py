@@ -1,4 +1,4 @@
-"""Measure the memory of rollouts and training without weights: the policy's own code runs on fake tensors.
+"""Measure the memory of rollouts and training without weights: the policy's own code runs on tensors without numbers.
 
 Every tensor is counted while it is alive, so that caches, checkpointing, adapters and lower precision are included
 without a formula for them.
@@ -6,17 +6,12 @@ without a formula for them.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from embodyrl.config.schema import AlgorithmConfig, EngineConfig, Precision
 from embodyrl.engine.compute import choose_precision, computing_in, recompute_blocks
@@ -27,9 +22,8 @@ from embodyrl.envs import Observation
 from embodyrl.methods.learner import Learner
 from embodyrl.models.policy import ActOutput, Inputs, Policy, PolicyObservation
 from embodyrl.planning.memory import FLOAT32, Line, Lines, Weights
-from embodyrl.planning.weightless import Assuming
+from embodyrl.planning.shapes import CPU, Assuming, LiveBytes, Shapes, ShapeTensor
 
-CPU = torch.device("cpu")
 LossOf = Callable[[Policy, nn.Module | None, Inputs, ActOutput], Tensor]
 SAMPLES = (4, 512)
 """Batch sizes of the dry runs; memory in between is interpolated linearly. The second must be large, because the
@@ -54,39 +48,6 @@ class Traced:
     """See `Policy.trace_holds_images`."""
 
 
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that are created inside the block, while they are alive.
-
-    Args:
-        known: existing tensors; they and tensors that share their memory are not counted.
-    """
-
-    def __init__(self, known: Iterable[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self._known = [tensor.untyped_storage() for tensor in known]
-        self._alive: dict[int, int] = {id(storage): 0 for storage in self._known}
-
-    def __torch_dispatch__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        made = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor):
-                self._note(tensor.untyped_storage())
-        return made
-
-    def _note(self, storage: torch.UntypedStorage) -> None:
-        if id(storage) not in self._alive:
-            self._alive[id(storage)] = storage.nbytes()
-            self.now += storage.nbytes()
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self._forget, id(storage))
-
-    def _forget(self, key: int) -> None:
-        self.now -= self._alive.pop(key)
-
-
 def trace(
     policy: Policy,
     observe: Callable[[int], Observation],
@@ -108,7 +69,6 @@ def trace(
         learner: class of the method's learner; None: that of none.
         algorithm: the method's settings.
     """
-    mode = FakeTensorMode()
     dtype = _precision(config, policy, cuda)
     with Assuming(), torch.device("meta"):
         if config.lora.rank:
@@ -122,17 +82,18 @@ def trace(
         if policy.trace_holds_images and not supervised:
             learned = [policy.preprocess(replace(observation, images=None)) for observation in observed]
     weights = weights_of(policy)
-    give_bodies(policy, mode)
+    give_bodies(policy)
     inputs, relearned = (
-        [{name: fake(tensor, mode) for name, tensor in each.items()} for each in every] for every in (prepared, learned)
+        [{name: ShapeTensor.like(tensor) for name, tensor in each.items()} for each in every]
+        for every in (prepared, learned)
     )
     loss_of = beside = None
     if not supervised and learner is not None and algorithm is not None:
         loss_of, beside = partial(learner.trial_loss, algorithm), learner.beside(policy, algorithm)
     if beside is not None:
-        give_bodies(beside, mode)
+        give_bodies(beside)
     runs = [DryRun(policy, *each, dtype, beside, loss_of) for each in zip(inputs, relearned, SAMPLES, strict=True)]
-    with mode, Assuming(), policy.abridged():
+    with Shapes(), policy.abridged():
         deciding = [run.decide() for run in runs]
         learning = [run.learn() for run in runs]
     decision = runs[-1].decision
@@ -198,33 +159,27 @@ def _line(peaks: Sequence[int]) -> Line:
     return Line.through((low, first), (high, last))
 
 
-def fake(tensor: Tensor, mode: FakeTensorMode) -> Any:
-    """Return a fake tensor on the CPU. There torch chooses the same attention kernels as on a GPU, whereas on `meta` it
-    chooses one that stores all attention weights."""
-    return FakeTensor(mode, tensor.to("meta"), CPU)
-
-
-def give_bodies(policy: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace the weights of a weightless policy by `fake` tensors, with which it can compute."""
+def give_bodies(policy: nn.Module) -> None:
+    """Replace the weights of a weightless policy by tensors with which it can compute."""
     for module in policy.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             module.register_parameter(
-                name, nn.Parameter(fake(parameter.data, mode), requires_grad=parameter.requires_grad)
+                name, nn.Parameter(ShapeTensor.like(parameter.data), requires_grad=parameter.requires_grad)
             )
         for name, buffer in list(module.named_buffers(recurse=False)):
-            module._buffers[name] = fake(buffer, mode)
+            module._buffers[name] = ShapeTensor.like(buffer)
 
 
 class DryRun:
-    """A rollout step and a training step with one batch of fake tensors.
+    """A rollout step and a training step with one batch of tensors without numbers.
 
     Args:
-        policy: policy with `fake` weights.
-        inputs: fake inputs of a rollout step.
+        policy: policy of `ShapeTensor`.
+        inputs: inputs of a rollout step.
         learned: those of a training step.
         samples: their number of samples.
         dtype: type of computations in forward passes.
-        beside: what learns beside the policy, with `fake` weights; None: nothing does.
+        beside: what learns beside the policy, of `ShapeTensor`; None: nothing does.
         loss_of: see `Learner.trial_loss`; None: the policy's supervised loss.
     """
 

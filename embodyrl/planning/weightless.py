@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from embodyrl.config.schema import ModelConfig
 from embodyrl.envs import SimulatorSpec
@@ -17,28 +15,11 @@ from embodyrl.models.errors import PolicyError
 from embodyrl.models.flow.config import SteeringConfig
 from embodyrl.models.policy import Policy
 from embodyrl.models.saved import PUBLISHED
+from embodyrl.planning.shapes import Assuming
 from embodyrl.registry import SupportedModel
 
 if TYPE_CHECKING:
     from embodyrl.models.flow.steering import SteeredPolicy
-
-
-class Assuming(TorchFunctionMode):
-    """Evaluates conditions on tensors without data as false, copies of them to the CPU and numbers as zeros, and
-    arrays as if they were normalised actions, drawn from -1 .. 1."""
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """See `TorchFunctionMode`."""
-        numbers: dict[Any, Any] = {torch.Tensor.__bool__: False, torch.Tensor.__int__: 0}
-        if function in numbers and (args[0].is_meta or type(args[0]).__name__ == "FakeTensor"):
-            return numbers[function]
-        if function is torch.Tensor.numpy and type(args[0]).__name__ == "FakeTensor":
-            return np.random.default_rng(0).uniform(-1.0, 1.0, args[0].shape)
-        if function is torch.Tensor.cpu and args[0].is_meta:
-            return torch.zeros(args[0].shape, dtype=args[0].dtype)
-        return function(*args, **(kwargs or {}))
 
 
 def build_weightless(config: ModelConfig, simulator: SimulatorSpec, *, chunk_size: int) -> tuple[Policy, str]:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("embodyrl.models.libraries", reason="needs the extra vla")
 
@@ -26,7 +28,8 @@ from embodyrl.methods.sac.config import OffPolicyConfig, SACConfig, TemperatureC
 from embodyrl.models.cnn.options import CNNConfig, Encoders
 from embodyrl.models.cnn.policy import CNNPolicy
 from embodyrl.models.mlp.options import Activation, Distribution
-from embodyrl.planning.dry_run import LiveBytes, trace
+from embodyrl.planning.dry_run import trace
+from embodyrl.planning.shapes import LiveBytes
 from embodyrl.rollout.replay import Minibatch
 
 S, D, C, M, V, H, W = 3, 2, 2, 16, 2, 20, 24
@@ -324,6 +327,21 @@ def test_every_number_is_read(change: dict[str, Any]) -> None:
     )
 
 
+class Noted(TorchDispatchMode):
+    """Notes what operations on real tensors return."""
+
+    def __init__(self, live: LiveBytes) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._live = live
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = operation(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self._live.note(tensor)
+        return made
+
+
 def test_memory_is_planned_with_the_images_of_a_minibatch() -> None:
     """The dry run counts what learning from a minibatch really allocates, beside weights and gradients."""
     size = 256
@@ -333,7 +351,7 @@ def test_memory_is_planned_with_the_images_of_a_minibatch() -> None:
     engine.learner.learn([batch])
     known = [*engine.policy.parameters(), *soft.critics.parameters(), *soft.targets.parameters()]
     known += [each.grad for each in known if each.grad is not None]
-    with LiveBytes([*known, *batch.columns.values()]) as live:
+    with LiveBytes([*known, *batch.columns.values()]) as live, Noted(live):
         engine.learner.learn([batch])
 
     def observe(samples: int) -> Observation:

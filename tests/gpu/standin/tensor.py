@@ -11,9 +11,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from embodyrl.planning.shapes import ShapeTensor
 from standin.events import Kind, line, note, note_copy
 from standin.graphs import CUDAGraph
 from standin.nested import leaves, mapped
@@ -172,7 +172,7 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any], mode: Callable[[], Abs
     if name == "_pin_memory":
         return args[0].clone()
     given = leaves((args, kwargs))
-    if any(isinstance(each, FakeTensor) for each in given):
+    if any(isinstance(each, ShapeTensor) for each in given):
         return func(*args, **kwargs)  # a plan of what would be computed
     if name not in KEEPING_PLACE and is_composite(func):
         with mode():
