@@ -22,7 +22,7 @@ from embodyrl.envs import Observation
 from embodyrl.methods.learner import Learner
 from embodyrl.models.policy import ActOutput, Inputs, Policy, PolicyObservation
 from embodyrl.planning.memory import FLOAT32, Line, Lines, Weights
-from embodyrl.planning.shapes import CPU, Assuming, LiveBytes, Shapes, ShapeTensor
+from embodyrl.planning.shapes import CPU, META, Assuming, LiveBytes, Shapes, ShapeTensor
 
 LossOf = Callable[[Policy, nn.Module | None, Inputs, ActOutput], Tensor]
 SAMPLES = (4, 512)
@@ -76,23 +76,21 @@ def trace(
         if config.gradient_checkpointing is True:
             recompute_blocks(policy)
     with Assuming():
-        observed = [PolicyObservation.of(observe(samples)) for samples in SAMPLES]
-        prepared = [policy.preprocess(observation) for observation in observed]
-        learned = prepared
+        observed = PolicyObservation.of(observe(SAMPLES[0]))
+        prepared = learned = policy.preprocess(observed)
         if policy.trace_holds_images and not supervised:
-            learned = [policy.preprocess(replace(observation, images=None)) for observation in observed]
+            learned = policy.preprocess(replace(observed, images=None))
     weights = weights_of(policy)
     give_bodies(policy)
-    inputs, relearned = (
-        [{name: ShapeTensor.like(tensor) for name, tensor in each.items()} for each in every]
-        for every in (prepared, learned)
-    )
     loss_of = beside = None
     if not supervised and learner is not None and algorithm is not None:
         loss_of, beside = partial(learner.trial_loss, algorithm), learner.beside(policy, algorithm)
     if beside is not None:
         give_bodies(beside)
-    runs = [DryRun(policy, *each, dtype, beside, loss_of) for each in zip(inputs, relearned, SAMPLES, strict=True)]
+    runs = [
+        DryRun(policy, _batch(prepared, samples), _batch(learned, samples), samples, dtype, beside, loss_of)
+        for samples in SAMPLES
+    ]
     with Shapes(), policy.abridged():
         deciding = [run.decide() for run in runs]
         learning = [run.learn() for run in runs]
@@ -157,6 +155,14 @@ def _bytes_of(parameters: Iterable[Tensor]) -> int:
 def _line(peaks: Sequence[int]) -> Line:
     (low, high), (first, last) = SAMPLES, peaks
     return Line.through((low, first), (high, last))
+
+
+def _batch(few: Inputs, samples: int) -> Inputs:
+    """Return inputs of `samples` observations without numbers, whose rows lie in memory as those of `few` do."""
+    return {
+        name: ShapeTensor(torch.empty_strided((samples, *each.shape[1:]), each.stride(), dtype=each.dtype, device=META))
+        for name, each in few.items()
+    }
 
 
 def give_bodies(policy: nn.Module) -> None:
