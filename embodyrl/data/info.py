@@ -34,7 +34,7 @@ from embodyrl.data.layout import (
     DatasetSpec,
     Images,
 )
-from embodyrl.errors import did_you_mean
+from embodyrl.errors import did_you_mean, shell_command
 
 TOTALS = {"total_episodes": 10**6, "total_frames": 10**9, "total_tasks": 10**5}
 """Entries with numbers of rows, and the most that is read; the largest published datasets have a tenth."""
@@ -129,7 +129,7 @@ def _content(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise DatasetError(
             f"demonstrations in {folder} do not exist",
-            "record some with `embodyrl collect CONFIG --out DIR --episodes N`",
+            f"record some with `{shell_command('collect', 'CONFIG', '--out', folder)} --episodes N`",
         )
     if not (folder / INFO).exists():
         raise DatasetError(f"{folder} holds no demonstrations (no {INFO})", "give the folder of a LeRobotDataset")
