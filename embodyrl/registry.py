@@ -11,10 +11,13 @@ import ctypes
 import dataclasses
 import fnmatch
 import functools
+import gc
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -48,6 +51,24 @@ def load_target(target: str) -> Any:
         hint = did_you_mean(attribute, vars(found), lead=" - ")
         raise PluginError(f"{target!r} cannot be imported: module {module!r} has no {attribute!r}{hint}")
     return getattr(found, attribute)
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Leave the garbage collector out of a block that imports: nothing of it is garbage, and looking for some takes a
+    sixth of the time, for some libraries a quarter."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        # What is there now counts as old from here on without being looked at, and is still collected when it is not
+        # needed any more. What somebody has frozen stays so.
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+        if collects:
+            gc.enable()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +152,12 @@ class Entry:
                 f"{self.name!r} needs {', '.join(requirement.module for requirement in missing)}, which is not "
                 f"installed: {missing[0].install}"
             )
-        return load_target(self.target) if isinstance(self.target, str) else self.target
+        if not isinstance(self.target, str):
+            return self.target
+        if self.target.partition(":")[0] in sys.modules:
+            return load_target(self.target)
+        with nothing_collected():
+            return load_target(self.target)
 
     def load_options(self) -> type | None:
         """Return the options dataclass, imported if necessary; None if the component has no options."""

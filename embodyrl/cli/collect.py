@@ -200,7 +200,7 @@ def opened(loaded: LoadedConfig, options: Options) -> Iterator[tuple[Simulators,
     shown = dataclasses.replace(config, env=env, rollout=single, eval=whole)
     with (
         tempfile.TemporaryDirectory() as logs,
-        open_simulators(dataclasses.replace(loaded, config=shown), Path(logs)) as manager,
+        open_simulators(dataclasses.replace(loaded, config=shown), Path(logs), policy=expert is None) as manager,
     ):
         if expert is not None:
             yield manager, expert

@@ -38,6 +38,7 @@ from embodyrl.planning.memory import (
     train_need,
     waiting_need,
 )
+from embodyrl.registry import nothing_collected
 from embodyrl.rollout.needs import images_are_read
 from embodyrl.rollout.replay_fields import row_bytes
 
@@ -457,9 +458,10 @@ class Planner:
         return self._looks[kind]
 
     def _looked(self, config: Config) -> Look:
-        from embodyrl.methods.learner import learner_class
-        from embodyrl.planning.dry_run import trace
-        from embodyrl.planning.weightless import build_weightless, steered_weightless
+        with nothing_collected():  # they import torch
+            from embodyrl.methods.learner import learner_class
+            from embodyrl.planning.dry_run import trace
+            from embodyrl.planning.weightless import build_weightless, steered_weightless
 
         spec, chunk = self._spec(config), config.rollout.chunk_size
         task_description = max(spec.tasks.values(), key=len)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import importlib
 import sys
 import threading
@@ -29,7 +28,7 @@ from embodyrl.placement.cuda import set_up_cuda
 from embodyrl.placement.plan import inventory, policy_gpu
 from embodyrl.placement.ranks import SINGLE_RANK, RankInfo, blocks_of, own_blocks, own_share
 from embodyrl.placement.transport.line import Address
-from embodyrl.registry import SINKS
+from embodyrl.registry import SINKS, SupportedModel, nothing_collected
 from embodyrl.runner.rundir import RunDir
 from embodyrl.runner.stopping import end_program
 from embodyrl.runs import WORKER_LOGS
@@ -85,57 +84,60 @@ HEAD_START_S = 0.05
 
 
 @contextmanager
-def torch_imported() -> Iterator[None]:
-    """Import torch in a second thread during a block that waits for processes, since both take seconds. The block must
-    start them, because processes die with the thread that started them."""
+def imported_meanwhile(model: str | None) -> Iterator[None]:
+    """Import torch and a policy's class in a second thread during a block that waits for processes, since both take
+    seconds. The block must start them, because processes die with the thread that started them.
+
+    Args:
+        model: name of the policy; None: none is built.
+
+    Raises:
+        MissingPackageError, ImportError: it cannot be imported.
+    """
     if TORCH in sys.modules:
         yield
         return
+    failed: list[BaseException] = []
 
     def warm_up() -> None:
         # For 0.2 s the interpreter does nothing but load torch's library: what starts processes would wait.
         time.sleep(HEAD_START_S)
-        importlib.import_module(TORCH)
+        try:
+            importlib.import_module(TORCH)
+            if model is not None:
+                SupportedModel.entry(model).load()
+        except BaseException as error:
+            failed.append(error)
 
     warming = threading.Thread(target=warm_up, daemon=True)
     with nothing_collected():
         warming.start()
         yield
         warming.join()
-
-
-@contextmanager
-def nothing_collected() -> Iterator[None]:
-    """Leave the garbage collector out of a block that imports: nothing of it is garbage, and looking for some takes a
-    sixth of the time."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        # What is there now counts as old from here on without being looked at, and is still collected when it is not
-        # needed any more. What somebody has frozen stays so.
-        if not gc.get_freeze_count():
-            gc.freeze()
-            gc.unfreeze()
-        if collects:
-            gc.enable()
+    if failed:
+        raise failed[0]
 
 
 @contextmanager
 def open_simulators(
-    loaded: LoadedConfig, log_dir: Path | None, place: RankInfo = SINGLE_RANK, elsewhere: Address | None = None
+    loaded: LoadedConfig,
+    log_dir: Path | None,
+    place: RankInfo = SINGLE_RANK,
+    elsewhere: Address | None = None,
+    *,
+    policy: bool = True,
 ) -> Iterator[Simulators]:
-    """Start the simulators of one of several processes, and import torch meanwhile.
+    """Start the simulators of one of several processes, and import torch and the policy's class meanwhile.
 
     Args:
         loaded: config of the run.
         log_dir: folder for their output; None: it is kept only while they run.
         place: of the process.
         elsewhere: a host on another machine that has started them.
+        policy: whether the config's policy will be built.
     """
     with ExitStack() as stack:
-        with torch_imported():
+        with imported_meanwhile(loaded.config.model.name if policy else None):
             simulators: Simulators
             if elsewhere is not None:
                 simulators = stack.enter_context(RemoteManager(elsewhere))

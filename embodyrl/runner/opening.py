@@ -19,6 +19,7 @@ from embodyrl.runner.build import (
     ProgramInfo,
     blocks_here,
     build_method,
+    imported_meanwhile,
     open_demonstrations,
     open_replay,
     open_simulators,
@@ -26,7 +27,6 @@ from embodyrl.runner.build import (
     open_transitions,
     settings_of_torch_kept,
     simulator_config,
-    torch_imported,
     worker_logs,
 )
 from embodyrl.runner.checkpoint import POLICY, TRAINER, Found
@@ -163,7 +163,7 @@ def disaggregated(
     `collocated`."""
     config = loaded.config
     with ExitStack() as stack:
-        with torch_imported():
+        with imported_meanwhile(config.model.name):
             workers = None if start_workers is None else stack.enter_context(start_workers())
         stack.enter_context(settings_of_torch_kept())
 

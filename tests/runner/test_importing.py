@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from embodyrl.runner.build import nothing_collected
+from embodyrl.registry import nothing_collected
 
 COLLECTED = """
 import gc, weakref
-from embodyrl.runner.build import nothing_collected
+from embodyrl.registry import nothing_collected
 
 class Ring:
     "Only the collector can free it."
@@ -30,7 +30,7 @@ assert left() is None, "it is never collected"
 
 FROZEN = """
 import gc
-from embodyrl.runner.build import nothing_collected
+from embodyrl.registry import nothing_collected
 
 kept = [[] for _ in range(5000)]
 gc.freeze()
@@ -40,10 +40,31 @@ with nothing_collected():
 assert gc.get_freeze_count() > 5000, "what somebody has frozen is looked at again"
 """
 
+MEANWHILE = """
+import sys
+from embodyrl.registry import SupportedModel
+from embodyrl.runner.build import imported_meanwhile
+
+with imported_meanwhile("mlp"):
+    assert "torch" not in sys.modules, "the block waits for it"
+assert "torch" in sys.modules and "embodyrl.models.mlp.policy" in sys.modules
+
+del sys.modules["embodyrl.runner.runner"]
+SupportedModel.register("broken", "no_such_module:Policy", summary="none", critic="none")
+ended = []
+try:
+    with imported_meanwhile("broken"):
+        ended.append("the block")
+except Exception as error:
+    assert "no_such_module" in str(error), error
+    ended.append("told")
+assert ended == ["the block", "told"], ended
+"""
+
 
 # Each of its own: what is forked has frozen what was imported before.
-@pytest.mark.parametrize("program", [COLLECTED, FROZEN], ids=["old and still collected", "frozen stays so"])
-def test_what_the_block_left(program: str) -> None:
+@pytest.mark.parametrize("program", [COLLECTED, FROZEN, MEANWHILE], ids=["collected", "frozen", "meanwhile"])
+def test_in_a_program(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
