@@ -2,9 +2,10 @@
 
     python benchmarks/startup.py [--rounds 3] [--out benchmarks/results/startup.json]
 
-For each simulator, in fresh processes that take turns: `import torch` followed by the import of the simulator's own
-packages, in one process; and `embodyrl run` of a small config, from the command to the end of its first iteration, less
-the seconds of that iteration. The run imports torch while its simulators start, on other cores. Beside them the time of
+For each simulator with a small network, and for MetaWorld with vision-language-action models of random weights, in
+fresh processes that take turns: `import torch` followed by the import of what simulator and policy need, in one
+process; and `embodyrl run` of a small config, from the command to the end of its first iteration, less the seconds of
+that iteration. The run imports torch and the policy while its simulators start, on other cores. Beside them the time of
 commands that start no simulator.
 """
 
@@ -42,6 +43,28 @@ rollout: {{num_chunks: 4}}
 run: {{iterations: 2, eval_every: 0, save_every: 0}}
 eval: {{episodes: 2}}
 """
+POLICIES = {
+    "tiny_pi0_grpo": "metaworld, mujoco, embodyrl.models.libraries",
+    "tiny_oft_grpo": "metaworld, mujoco, embodyrl.models.libraries",
+    "tiny_gr00t_grpo": "metaworld, mujoco, embodyrl.models.libraries",
+    "tiny_smolvla_grpo": "metaworld, mujoco",
+}
+"""Experiment, and what it imports."""
+SMALL = {
+    "algorithm": "grpo",
+    "algorithm.minibatches": 1,
+    "algorithm.epochs": 1,
+    "model.checkpoint": "null",
+    "rollout.num_chunks": 8,
+    "rollout.group_size": 2,
+    "rollout.episodes_per_slot": 1,
+    "env.num_envs": 4,
+    "run.iterations": 2,
+    "run.eval_every": 0,
+    "run.save_every": 0,
+    "eval.episodes": 2,
+}
+"""Settings with which an experiment is over soon."""
 COMMANDS = ("--help", "validate", "plan")
 
 
@@ -52,20 +75,23 @@ def seconds_of(command: list[str]) -> float:
     return time.perf_counter() - start
 
 
-def until_first_step(env: str) -> float:
-    """Seconds from the command to the first env step."""
+def until_first_step(name: str) -> float:
+    """Seconds from the command to the first env step, in an environment or of an experiment."""
     with tempfile.TemporaryDirectory(prefix="embodyrl-startup-") as folder:
         config, run_dir = Path(folder) / "config.yaml", Path(folder) / "run"
-        config.write_text(CONFIG.format(env=env))
+        config.write_text(CONFIG.format(env=name))
+        words = [str(config)] if name in SIMULATORS else [name, *(f"{key}={value}" for key, value in SMALL.items())]
+        # Random weights are not kept out of learning.
+        words += ["model.frozen=nothing"] if "smolvla" in name else []
         start = time.perf_counter()
         with (Path(folder) / "log").open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "embodyrl", "run", str(config), f"run.dir={run_dir}"], stdout=log, stderr=log
+                [sys.executable, "-m", "embodyrl", "run", *words, f"run.dir={run_dir}"], stdout=log, stderr=log
             )
         metrics = run_dir / "metrics.jsonl"
         while not (metrics.is_file() and b"\n" in metrics.read_bytes()):
             if process.poll() is not None:
-                sys.exit(f"{env}: ended with status {process.returncode}\n{(Path(folder) / 'log').read_text()}")
+                sys.exit(f"{name}: ended with status {process.returncode}\n{(Path(folder) / 'log').read_text()}")
             time.sleep(0.005)
         seconds = time.perf_counter() - start
         process.wait()
@@ -79,14 +105,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "startup.json")
     arguments = parser.parse_args()
     rows = {}
-    for env, packages in SIMULATORS.items():
+    for name, packages in {**SIMULATORS, **POLICIES}.items():
         found: dict[str, list[float]] = {"imports": [], "run": []}
         for _ in range(arguments.rounds):
             found["imports"].append(seconds_of([sys.executable, "-c", f"import torch, {packages}"]))
-            found["run"].append(until_first_step(env))
-        medians = {name: round(statistics.median(each), 2) for name, each in found.items()}
-        rows[env] = {**medians, "ratio": round(medians["run"] / medians["imports"], 2)}
-        print(f"{env:26s} imports {medians['imports']:5.2f} s  first env step {medians['run']:5.2f} s", flush=True)
+            found["run"].append(until_first_step(name))
+        medians = {what: round(statistics.median(each), 2) for what, each in found.items()}
+        rows[name] = {**medians, "ratio": round(medians["run"] / medians["imports"], 2)}
+        print(f"{name:26s} imports {medians['imports']:5.2f} s  first env step {medians['run']:5.2f} s", flush=True)
     torch = statistics.median(seconds_of([sys.executable, "-c", "import torch"]) for _ in range(arguments.rounds))
     commands = {
         command: statistics.median(
