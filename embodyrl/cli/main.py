@@ -581,9 +581,9 @@ def plan(
     ] = None,
     cpus: Annotated[str | None, typer.Option(metavar="LIST", help="Plan for these CPUs, e.g. 0-7,16.")] = None,
     gpu_memory: Annotated[
-        float | None, typer.Option(metavar="GB", help="Plan for a GPU with this much memory.", min=0.0)
+        float | None, typer.Option(metavar="GB", help="Plan for a GPU with this much memory.", min=0.1)
     ] = None,
-    memory: Annotated[float | None, typer.Option(metavar="GB", help="Plan for this much main memory.", min=0.0)] = None,
+    memory: Annotated[float | None, typer.Option(metavar="GB", help="Plan for this much main memory.", min=0.1)] = None,
     start: Annotated[
         bool, typer.Option("--start", help="Start one simulator process to measure its memory and read its spec.")
     ] = False,

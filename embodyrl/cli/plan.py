@@ -17,7 +17,7 @@ from embodyrl.placement.run_plan import Machine
 from embodyrl.planning.planner import Adviser, Limits, Planner
 from embodyrl.planning.processes import plan_processes, start_one
 from embodyrl.planning.text import layout_table, memory_table, pairs, rows, verdict, worker_table
-from embodyrl.screen import say
+from embodyrl.screen import announced, say
 from embodyrl.terminal import Console
 
 GB = 10**9
@@ -53,10 +53,11 @@ def show(source: str | None, overrides: Sequence[str], machine: Inventory, optio
         simulators = start_one(loaded, len(plan["workers"]))
     planner = Planner(limits_of(config, machine, options), len(plan["workers"]), simulators)
     try:
-        plan |= planner.plan(config)
-        excesses = planner.excesses(config)
-        plan["fits"] = not excesses
-        plan["advice"] = Adviser(planner, lambda more: load(more).config).advise(config) if excesses else []
+        with announced("computing what the policy needs, without its weights ..."):
+            plan |= planner.plan(config)
+            excesses = planner.excesses(config)
+            plan["fits"] = not excesses
+            plan["advice"] = Adviser(planner, lambda more: load(more).config).advise(config) if excesses else []
     except UserError as error:
         plan |= {"model": None, "why_not": str(error)}
     if as_json:

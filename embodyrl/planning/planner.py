@@ -232,12 +232,13 @@ class Planner:
         return with_values(config, {DTYPE: held}), [Choice(setting=dotted(DTYPE), value=held, why=why)]
 
     def _fit(self, config: Config) -> Fit:
-        """Return how full the fullest place would be. CUDA graphs do not count, since a run can do without them."""
+        """Return how full the fullest place would be; one whose size is not known counts as full. CUDA graphs do not
+        count, since a run can do without them."""
         needs = self._needs_of(config, self._look(config), learning_of(config, self._ranks_here(config)))
         fits = [
             Fit(need=max(need.total for need in at.values()), limit=self.limits[place]) for place, at in needs.items()
         ]
-        return max(fits, key=lambda fit: 0.0 if fit.limit is None else fit.need / fit.limit)
+        return max(fits, key=lambda fit: 1.0 if fit.limit is None else fit.need / fit.limit)
 
     def _ranks_here(self, config: Config) -> int:
         return self._machine.ranks_here or ranks_of(config)

@@ -39,6 +39,8 @@ def read_machine(folder: Path | None, cpus: str | None) -> Inventory:
         chosen = None if cpus is None else parse_ids(cpus)
     except ValueError as error:
         raise UserError(f"--cpus {cpus!r} is not a list like 0-7,16") from error
+    if cpus is not None and not chosen:
+        raise UserError("--cpus names none: give a list like 0-7,16")
     if chosen is None and folder is not None:
         online = folder / "sys/devices/system/cpu/online"
         if not online.is_file():

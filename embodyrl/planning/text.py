@@ -161,12 +161,15 @@ def verdict(plan: dict[str, Any]) -> Iterator[str]:
         limit = plan["limits"][place]
         need = max(parts["total"] for parts in phases.values())
         title = f"each {PLACES[place]}" if several and place == "gpu" else PLACES[place]
+        uncounted = place == "host" and plan["simulators_per_worker"] is None
+        without = ", simulators not counted (--start)" if uncounted else ""
         if limit is None:
-            yield f"{title}: needs {_gb(need)}; give the available memory with --{'gpu-' * (place == 'gpu')}memory"
+            option = "--gpu-memory" if place == "gpu" else "--memory"
+            yield f"{title}: needs {_gb(need)}{without}; give the available memory with {option}"
         elif need <= limit:
-            yield f"{title}: fits, needs {_gb(need)} of {_gb(limit)}"
+            yield f"{title}: fits, needs {_gb(need)} of {_gb(limit)}{without}"
         else:
-            yield f"{title}: does not fit: needs {_gb(need)} of {_gb(limit)}"
+            yield f"{title}: does not fit: needs {_gb(need)} of {_gb(limit)}{without}"
     for settings in plan["advice"]:
         yield f"  try {' '.join(settings)}"
     if not plan["fits"] and not plan["advice"]:

@@ -219,7 +219,8 @@ def test_what_does_not_fit_comes_with_settings_that_do() -> None:
 
 
 def test_nothing_helps_against_far_too_little() -> None:
-    assert "no setting that was tried" in plan(*SMALL, "engine.device=cuda", "--gpu-memory", "0.1")
+    text = plan(*SMALL, "engine.device=cuda", "--gpu-memory", "0.1")
+    assert "no setting that was tried" in text and "simulators not counted (--start)" in text
 
 
 def test_a_started_simulator_says_what_it_needs() -> None:

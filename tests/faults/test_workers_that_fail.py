@@ -161,6 +161,7 @@ def test_a_hang_ends_at_the_deadline_and_shows_where(start):
         text = str(caught.value)
         assert text.startswith(f"env worker 0 (pid {hung}, envs 0..1) did not answer 'step' within 1 s and was killed")
         assert "toy_simulator.py" in text  # the stack it was hanging in
+        assert "env.step_timeout_s" in caught.value.__notes__[0]
         assert gone(hung)
         assert psutil.pid_exists(fine)
 
@@ -199,10 +200,13 @@ def test_a_hung_slot_is_noticed_though_others_are_served(start):
     with start(step_timeout_s=1.0, max_episode_steps=10**6) as manager:
         manager.reset(ALL, [episode(1)] * 4)
         manager.send(ALL, actions(4, slot1=Do.HANG))
-        with pytest.raises(WorkerTimeout, match=r"env worker 0 .* did not answer 'step' within 1 s and was killed"):
+        with pytest.raises(
+            WorkerTimeout, match=r"env worker 0 .* did not answer 'step' within 1 s and was killed"
+        ) as end:
             while True:
                 slots, _ = manager.receive_ready(1)
                 manager.send(slots, actions(len(slots)))
+        assert "env.step_timeout_s" in end.value.__notes__[0]
 
 
 def test_a_death_is_noticed_while_others_are_served(manager):

@@ -26,6 +26,7 @@ GONE: Final = object()
 PAUSE_S = 1.0
 """Pause between a death during the start and the next attempt [s]; every further death doubles it."""
 LONGEST_PAUSE_S = 30.0
+MORE_TIME: Final = "(env.step_timeout_s gives it more time, if it is only slow.)"
 
 
 class TooManyDeaths(WorkerError):
@@ -155,12 +156,18 @@ class WorkerPool:
             return self._launcher.wait_any(requests)
         except (WorkerDied, WorkerTimeout) as error:
             if self._config.on_worker_death is OnWorkerDeath.fail:
+                if isinstance(error, WorkerTimeout):
+                    error.add_note(MORE_TIME)
                 raise
             # Their `replies` will meet the same error and replace the process.
             return [request for request in requests if request.worker.spec.rank == error.rank]
 
     def _gather(self, requests: Sequence[Request]) -> list[Any]:
-        return self._launcher.gather(requests, timeout=self._config.step_timeout_s)
+        try:
+            return self._launcher.gather(requests, timeout=self._config.step_timeout_s)
+        except WorkerTimeout as error:
+            error.add_note(MORE_TIME)
+            raise
 
     def _replace(self, error: WorkerDied | WorkerTimeout) -> None:
         """Start another process in place of the one that died, if the config wants it and still allows it."""
