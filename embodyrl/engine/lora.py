@@ -59,17 +59,17 @@ def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
     policy.requires_grad_(False)
     root = f"{plan.root}." if plan.root else ""
     with torch.random.fork_rng(devices=[]), _without_bitsandbytes():
-        from peft import LoraConfig as PeftConfig
-        from peft import inject_adapter_in_model
+        from embodyrl.models.libraries import load_peft
 
-        settings = PeftConfig(
+        peft = load_peft()
+        settings = peft.LoraConfig(
             r=config.rank,
             lora_alpha=config.alpha,
             target_modules=[layer.removeprefix(root) for layer in layers],
             bias="none",
         )
         torch.manual_seed(derive_seed(seed, "adapters"))
-        inject_adapter_in_model(settings, policy.get_submodule(plan.root))
+        peft.inject_adapter_in_model(settings, policy.get_submodule(plan.root))
     for parameter in heads:  # peft freezes all but adapters below the root, where heads may be too
         parameter.requires_grad_(True)
     # Adapters learn, so they are float32 even on weights in 16 bits.

@@ -1,6 +1,6 @@
-"""timm and transformers, importable beside a CPU torch.
+"""timm, transformers and peft, importable beside a CPU torch.
 
-Both import torchvision. Its plain wheel carries operators that were compiled for CUDA, which do not load beside a CPU
+All import torchvision. Its plain wheel carries operators that were compiled for CUDA, which do not load beside a CPU
 torch. torchvision then fails on import, because it registers implementations of operators that are not declared.
 Declaring two names is enough here; the operators themselves (box suppression) are never called.
 """
@@ -22,6 +22,7 @@ __all__ = [
     "Qwen3RotaryEmbedding",
     "SiglipVisionConfig",
     "SiglipVisionModel",
+    "load_peft",
     "timm",
 ]
 
@@ -58,3 +59,10 @@ from transformers import (  # noqa: E402
 )
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: E402
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding  # noqa: E402
+
+
+def load_peft() -> Any:
+    """Import peft, which few runs need, and return the module."""
+    import peft
+
+    return peft

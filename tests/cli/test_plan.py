@@ -259,3 +259,12 @@ def test_the_published_size_is_planned_without_its_weights() -> None:
     assert train["weights"] * 2**20 == pytest.approx(15.08e9, rel=0.01)
     assert train["optimiser"] * 2**20 == pytest.approx(12 * 7.5e9, rel=0.01)
     assert 15.08e9 + 12 * 7.5e9 < train["total"] * 2**20 < 160e9 and planned["fits"], "far from what an 80 GB GPU has"
+
+
+def test_where_the_gpus_memory_is_not_known_main_memory_says_nothing_of_it() -> None:
+    pytest.importorskip("tokenizers", reason="needs the extra vla")
+    words = ["experiment/libero_spatial_grpo_smolvla", "engine.device=cuda", "--elsewhere", "--memory", "100"]
+    (why,) = [
+        choice["why"] for choice in plan_json(*words)["choices"] if choice["setting"] == "engine.gradient_checkpointing"
+    ]
+    assert why == "the memory is not known"
