@@ -215,7 +215,7 @@ def planned_bytes(setup: Setup, what: str, samples: int, micro: int) -> int:
     config = build_section(EngineConfig, settings | ({"lora": {"rank": 32}} if what == "lora" else {}))
     traced = trace(
         weightless(setup),
-        setup.observe,
+        setup.observe(2),
         config,
         cuda=setup.device.type == "cuda",
         learner=OnPolicyLearner,

@@ -13,12 +13,10 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-RESULTS, ROOT = Path(__file__).resolve().parent / "results", Path(__file__).resolve().parents[1]
+from startup import RESULTS, ROOT, seconds_of
+
 EXPERIMENTS = (
     "metaworld_reach",
     "metaworld_reach_cnn",
@@ -30,14 +28,6 @@ EXPERIMENTS = (
     "libero_spatial_grpo_openvla_oft",
 )
 IMPORTS = {"torch": "torch", "libraries of policies": "embodyrl.models.libraries"}
-
-
-def seconds_of(words: list[str], tree: Path) -> float:
-    """Seconds that Python takes for a command of a tree."""
-    start = time.perf_counter()
-    env = {**os.environ, "PYTHONPATH": str(tree)}
-    subprocess.run([sys.executable, *words], env=env, cwd=tree, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - start
 
 
 def main() -> None:

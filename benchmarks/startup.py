@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS, ROOT = Path(__file__).resolve().parent / "results", Path(__file__).resolve().parents[1]
 SIMULATORS = {
     "gym/pendulum": "gymnasium.envs.classic_control",
     "metaworld/reach": "metaworld, mujoco",
@@ -65,13 +65,14 @@ SMALL = {
     "eval.episodes": 2,
 }
 """Settings with which an experiment is over soon."""
-COMMANDS = ("--help", "validate", "plan")
+COMMANDS = ("--help", "validate")
 
 
-def seconds_of(command: list[str]) -> float:
-    """Seconds that a command takes."""
+def seconds_of(words: list[str], tree: Path = ROOT) -> float:
+    """Seconds that Python takes for a command, in a source tree."""
     start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    env = {**os.environ, "PYTHONPATH": str(tree)}
+    subprocess.run([sys.executable, *words], env=env, cwd=tree, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start
 
 
@@ -108,16 +109,14 @@ def main() -> None:
     for name, packages in {**SIMULATORS, **POLICIES}.items():
         found: dict[str, list[float]] = {"imports": [], "run": []}
         for _ in range(arguments.rounds):
-            found["imports"].append(seconds_of([sys.executable, "-c", f"import torch, {packages}"]))
+            found["imports"].append(seconds_of(["-c", f"import torch, {packages}"]))
             found["run"].append(until_first_step(name))
         medians = {what: round(statistics.median(each), 2) for what, each in found.items()}
         rows[name] = {**medians, "ratio": round(medians["run"] / medians["imports"], 2)}
         print(f"{name:26s} imports {medians['imports']:5.2f} s  first env step {medians['run']:5.2f} s", flush=True)
-    torch = statistics.median(seconds_of([sys.executable, "-c", "import torch"]) for _ in range(arguments.rounds))
+    torch = statistics.median(seconds_of(["-c", "import torch"]) for _ in range(arguments.rounds))
     commands = {
-        command: statistics.median(
-            seconds_of([sys.executable, "-m", "embodyrl", command]) for _ in range(arguments.rounds)
-        )
+        command: statistics.median(seconds_of(["-m", "embodyrl", command]) for _ in range(arguments.rounds))
         for command in COMMANDS
     }
     print("  ".join(f"{name} {value:.2f} s" for name, value in {"import torch": torch, **commands}.items()))

@@ -50,7 +50,7 @@ class Traced:
 
 def trace(
     policy: Policy,
-    observe: Callable[[int], Observation],
+    observation: Observation,
     config: EngineConfig,
     *,
     cuda: bool,
@@ -62,7 +62,7 @@ def trace(
 
     Args:
         policy: from `build_weightless`; modified as the engine would (adapters, checkpointing).
-        observe: returns observations of a number of samples.
+        observation: of a few envs, at least two; others have the same shapes.
         config: config of the engine.
         cuda: whether the run would use a GPU, which determines the precision.
         supervised: whether the policy learns by its supervised loss.
@@ -76,7 +76,7 @@ def trace(
         if config.gradient_checkpointing is True:
             recompute_blocks(policy)
     with Assuming():
-        observed = PolicyObservation.of(observe(SAMPLES[0]))
+        observed = PolicyObservation.of(observation)
         prepared = learned = policy.preprocess(observed)
         if policy.trace_holds_images and not supervised:
             learned = policy.preprocess(replace(observed, images=None))

@@ -473,21 +473,19 @@ class Planner:
             flow = policy.base.sizes
         states = policy.spec.proprio_dim
 
-        def observe(samples: int) -> Observation:
-            shape = (samples, spec.num_images, *spec.image_size, 3)
-            return Observation(
-                images=np.zeros(shape, np.uint8) if spec.cameras else None,
-                proprio=np.zeros((samples, states), np.float32) if states else None,
-                task_descriptions=[task_description] * samples,
-            )
-
+        few = 2
+        observation = Observation(
+            images=np.zeros((few, spec.num_images, *spec.image_size, 3), np.uint8) if spec.cameras else None,
+            proprio=np.zeros((few, states), np.float32) if states else None,
+            task_descriptions=[task_description] * few,
+        )
         kind, imitation = (
             None if needs.alone else learner_class(config.algorithm),
             (Learns.imitation, Learns.weighted_imitation),
         )
         traced = trace(
             policy,
-            observe,
+            observation,
             config.engine,
             cuda=self._cuda,
             supervised=needs.alone or needs.learns in imitation,

@@ -182,7 +182,7 @@ class Shapes(Assuming):
 
 
 class LiveBytes:
-    """Counts the bytes of tensors that are made inside the block, while they are alive.
+    """Counts the bytes of every `ShapeTensor` that is made inside the block, while it is alive.
 
     Args:
         known: existing tensors; they and tensors that share their memory are not counted.

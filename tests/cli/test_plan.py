@@ -86,6 +86,7 @@ def test_images_make_the_shared_segment() -> None:
     ("words", "said"),
     [
         (["--cpus", "0-x"], "is not a list"),
+        (["--cpus", ""], "names none"),
         (["--machine", "."], "holds no folder sys"),
         (["--machine", "{}"], "--cpus"),
     ],

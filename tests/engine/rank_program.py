@@ -221,7 +221,7 @@ def vla_cases(sharded: str = "fsdp") -> None:
         weightless, _ = build_weightless(config, spec, chunk_size=4)
         observe, task_descriptions = test_dry_run.make_observation, list(spec.tasks.values())
         of_engine = EngineConfig(device=Device.cpu)
-        traced = trace(weightless, lambda count: observe(spec, count), of_engine, cuda=False, **PPO)
+        traced = trace(weightless, observe(spec, 2), of_engine, cuda=False, **PPO)
         for backend in (sharded, "none"):
             planned = Learning(
                 deciding_samples=2,

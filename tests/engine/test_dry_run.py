@@ -86,7 +86,7 @@ def needs_and_measured(
     config, cuda = make_config(model, options), device is Device.cuda
     engine_config = EngineConfig(device=device, micro_batch_size=micro, **engine_settings)
     weightless, _ = build_weightless(config, spec, chunk_size=chunk)
-    traced = trace(weightless, lambda count: make_observation(spec, count), engine_config, cuda=cuda, **PPO)
+    traced = trace(weightless, make_observation(spec, 2), engine_config, cuda=cuda, **PPO)
     settings = Learning(
         deciding_samples=samples,
         minibatch=samples,

@@ -354,13 +354,12 @@ def test_memory_is_planned_with_the_images_of_a_minibatch() -> None:
     with LiveBytes([*known, *batch.columns.values()]) as live, Noted(live):
         engine.learner.learn([batch])
 
-    def observe(samples: int) -> Observation:
-        images = np.zeros((samples, V, H, W, 3), np.uint8)
-        return Observation(images=images, proprio=np.zeros((samples, S), np.float32), task_descriptions=["a"] * samples)
-
+    observation = Observation(
+        images=np.zeros((2, V, H, W, 3), np.uint8), proprio=np.zeros((2, S), np.float32), task_descriptions=["a"] * 2
+    )
     with torch.device("meta"):
         policy = CNNPolicy(CNNConfig(name="cnn", **SMALL), SPEC, C)
     of_method = {"learner": type(engine.learner), "algorithm": engine.learner.algorithm}
-    traced = trace(policy, observe, EngineConfig(), cuda=False, **of_method)
+    traced = trace(policy, observation, EngineConfig(), cuda=False, **of_method)
     assert traced.lines.learning.at(size) == pytest.approx(live.peak, rel=0.25)
     assert live.peak > 2 * size * V * H * W * 3 * 4

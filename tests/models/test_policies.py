@@ -520,7 +520,7 @@ def test_its_size_is_known_without_weights(case: Case) -> None:
     task_description = next(iter(case.simulator.tasks.values()))
     assert blank.tokens_per_observation(task_description) == real.tokens_per_observation(task_description)
     assert (blank.tokens_per_observation(task_description) > 0) == SupportedModel.entry(case.model).blocks
-    traced = trace(blank, case.simulated, EngineConfig(), cuda=False, **PPO)
+    traced = trace(blank, case.simulated(2), EngineConfig(), cuda=False, **PPO)
     assert traced.lines.learning.slope >= traced.lines.deciding.slope > 0
     decision = real.act(real.preprocess(case.observation(4)), "eval")
     assert traced.entries == decision.logprobs.shape[1]
@@ -535,7 +535,7 @@ def test_fine_tuning_is_planned_where_the_loss_asks_for_a_number() -> None:
 
     case = Case("act", options=ACT | {"dropout": 0.1}, spec=TWO)
     blank, _ = build_weightless(case.config, case.simulator, chunk_size=case.chunk)
-    assert trace(blank, case.simulated, EngineConfig(), cuda=False, supervised=True).lines.learning.slope > 0
+    assert trace(blank, case.simulated(2), EngineConfig(), cuda=False, supervised=True).lines.learning.slope > 0
 
 
 def test_arrays_of_a_simulator_are_refused_with_the_remedy() -> None:

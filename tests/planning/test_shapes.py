@@ -68,7 +68,7 @@ def test_memory_is_counted_once_and_given_back() -> None:
         assert (live.now, live.peak) == (0, 8000)
 
 
-def test_gradients_have_the_types_and_memory_of_real_ones() -> None:
+def test_gradients_have_the_types_and_shapes_of_real_ones() -> None:
     """Also with lower precision: a layer of float32 that computes in bfloat16."""
     layer = nn.Linear(8, 4)
     fake = nn.Linear(8, 4)
