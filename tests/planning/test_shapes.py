@@ -52,20 +52,21 @@ def test_operations_return_what_torchs_do(compute: Callable[[Tensor], tuple[Tens
 
 
 def test_memory_is_counted_once_and_given_back() -> None:
-    with Shapes(), LiveBytes([]) as live:
-        made = torch.zeros(1000)
-        assert live.now == 4000
-        views = made.view(10, 100), made[5:], made.add_(1.0)
-        assert live.now == 4000
-        assert views[2] is made, "what is changed in place is the same tensor"
-        other = made * 2
-        assert (live.now, live.peak) == (8000, 8000)
-        del other
-        assert (live.now, live.peak) == (4000, 8000)
-        del made
-        assert live.now == 4000, "its views are there"
-        del views
-        assert (live.now, live.peak) == (0, 8000)
+    for _ in range(2):  # the second time, what operations return is known
+        with Shapes(), LiveBytes([]) as live:
+            made = torch.zeros(1000)
+            assert live.now == 4000
+            views = made.view(10, 100), made[5:], made.add_(1.0)
+            assert live.now == 4000
+            assert views[2] is made, "what is changed in place is the same tensor"
+            other = made * 2
+            assert (live.now, live.peak) == (8000, 8000)
+            del other
+            assert (live.now, live.peak) == (4000, 8000)
+            del made
+            assert live.now == 4000, "its views are there"
+            del views
+            assert (live.now, live.peak) == (0, 8000)
 
 
 def test_gradients_have_the_types_and_shapes_of_real_ones() -> None:
